@@ -27,7 +27,7 @@ from ml_factory.evaluation.metrics import (
     row_log_loss,
 )
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows.dataset_evaluation import prepared_dataset_baselines
+from ml_factory.workflows.evaluation import prepared_dataset_baselines
 from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.prepared_dataset import PreparedDataset
 

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+from collections.abc import Collection
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -49,21 +50,21 @@ def quick_from_environment(quick: bool) -> bool:
 
 def check_artifact_source(source: str) -> str:
     """Return one of SOURCES. Raises SettingsError."""
-    if source not in SOURCES:
-        raise SettingsError(
-            "Unknown source of models", where="SOURCE", got=repr(source), wanted=" or ".join(SOURCES),
-            next_step=did_you_mean(str(source), SOURCES),
-        )  # fmt: skip
-    return source
+    return _one_of("source of models", "SOURCE", source, SOURCES)
 
 
 def check_fold_scheme(name: str) -> str:
     """Return one of SCHEMES. Raises SettingsError."""
-    if name not in SCHEMES:
+    return _one_of("scheme of folds", "scheme", name, SCHEMES)
+
+
+def _one_of(what: str, where: str, given: str, known: Collection[str]) -> str:
+    if given not in known:
         raise SettingsError(
-            "Unknown scheme of folds", where="scheme", got=repr(name), next_step=did_you_mean(name, SCHEMES)
-        )
-    return name
+            f"Unknown {what}", where=where, got=repr(given), wanted=" or ".join(known),
+            next_step=did_you_mean(str(given), known),
+        )  # fmt: skip
+    return given
 
 
 def check_units_per_hour(rate: float | None) -> float | None:

@@ -22,10 +22,9 @@ from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 from ml_factory.interrupt import Interrupted, interrupt_message, interruptible
 from ml_factory.redaction import RedactedStream
 from ml_factory.storage.files import files
-from ml_factory.storage.json_values import check_nesting, parse_json
+from ml_factory.storage.json_values import parse_json
 
 NAME = "python -m ml_factory"
-_LARGEST, _MOST_DOTS = 1 << 16, 200  # bytes of a file of options, dots in one of its lines
 
 
 def _app(name: str, help_text: str, functions: Sequence[Callable]) -> App:
@@ -132,13 +131,9 @@ def _words_of_file(path: Path, known: Sequence[str], typed: Collection[str]) -> 
 
 def _read_table(path: Path) -> dict[str, Any]:
     """Read a TOML file, or JSON by its suffix. Raises SettingsError."""
-    text = files.read(path, _LARGEST).decode(errors="replace")
+    text = files.read(path).decode(errors="replace")
     try:
-        # tomllib takes the square of the number of names in a dotted key
-        if any(line.count(".") > _MOST_DOTS for line in text.splitlines()):
-            raise ValueError(f"a line with more than {_MOST_DOTS} dots")
         table = parse_json(text) if path.suffix == ".json" else tomllib.loads(text)
-        check_nesting(table)
     except (ValueError, RecursionError) as error:
         raise SettingsError("These settings cannot be read", where=path, got=error, wanted="TOML, or .json") from None
     if not isinstance(table, dict):

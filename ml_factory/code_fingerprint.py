@@ -29,13 +29,13 @@ PACKAGE = Path(__file__).resolve().parent
 _LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
 _INSTALLED = tuple(os.path.join(top, "") for top in (PACKAGE, *(sysconfig.get_paths()[name] for name in _LIBRARIES)))
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
-# Modules that no result depends on, as paths from the package's root, without ".py".
+# Modules that no stored result depends on (each call makes its evaluation again), as paths from the package's root,
+# without ".py".
 COMPUTES_NOTHING = (
     "storage", "checkpoints", "tracking", "errors", "progress", "numba_cache", "process_identity", "code_fingerprint",
-    "settings", "run_folder", "notebook", "evaluation/plot_style", "evaluation/data_plots", "evaluation/plots",
-    "evaluation/html_report", "models/registry", "workflows/results", "workflows/runs/run_status",
-    "workflows/inspect_data", "workflows/report", "workflows/run_report_sections", "workflows/unit_checkpoints",
-    "leakage",
+    "settings", "runs", "result", "notebook", "evaluation/plot_style", "evaluation/data_plots", "evaluation/plots",
+    "evaluation/html_report", "models/registry", "workflows/inspect_data", "workflows/load_prepared",
+    "workflows/evaluation", "workflows/report", "leakage",
 )  # fmt: skip
 
 

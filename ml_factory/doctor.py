@@ -23,7 +23,6 @@ NEEDED = (
 MODELS = ("xgboost", "lightgbm", "catboost", "torch")
 OPTIONAL = ("papermill", "wandb")
 LITTLE_SPACE = 2_000_000_000
-OLD_PROGRAMS = "compiled"  # folder of earlier versions, whose code ran in every session that opened the workspace
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,6 @@ def run_doctor_checks(workspace: Workspace) -> list[DoctorCheck]:
     try:
         free = workspace.files.free_bytes(workspace.root)
         raw = [name for name in workspace.files.names(workspace.raw) if parse_raw_bars_name(name)]
-        old_programs = workspace.files.names(workspace.root / OLD_PROGRAMS)
     except UnresponsiveMountError as error:
         return [
             *checks,
@@ -65,9 +63,6 @@ def run_doctor_checks(workspace: Workspace) -> list[DoctorCheck]:
     advice = "free some space; on Google Drive empty the Trash too" if free < LITTLE_SPACE else ""
     checks.append(DoctorCheck("workspace", f"{workspace.root} ({free / 1e9:.1f} GB free)", not advice, advice))
     checks.append(DoctorCheck("raw bars", ", ".join(raw) or "none: prepare --symbol DEMO makes a synthetic market"))
-    if old_programs:
-        where = f"{workspace.root / OLD_PROGRAMS} holds code of an earlier version, which is no longer read"
-        checks.append(DoctorCheck("compiled programs", where, False, "delete that folder"))
     return checks
 
 

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from IPython import get_ipython
 from IPython.display import Image, display
 
 from ml_factory.errors import NotPreparedError
@@ -133,9 +132,6 @@ def finish(paths: Iterable[Path], *, following: str = "", answer: str = "") -> N
             raise NotPreparedError("A file that this notebook should have written is absent", where=path)
         sizes = [one.stat().st_size for one in [path, *path.rglob("*")] if one.is_file()]
         print(f"wrote {path}  ({sum(sizes) / 1e6:,.2f} MB in {len(sizes)} file{'s' * (len(sizes) != 1)})")
-    panel = getattr(get_ipython(), "ml_factory_panel", None)
-    if panel is not None:
-        panel.withdraw()
     if answer:
         print(f"Answer: {answer}")
     print(f"Next: {following}.ipynb" if following else "This was the last notebook.")

@@ -1,7 +1,7 @@
 """Panel of a long cell in an interactive notebook: the machine, a bar with the time left, curves, and a safe stop.
 
 Headless (papermill, nbval, a script) the same facts are lines. A stored notebook holds no widget: they are taken away
-at the end of their cell, those to choose from at the end of the notebook.
+at the end of their cell.
 """
 
 import html
@@ -36,7 +36,7 @@ class CellPanel:
 
     def __init__(self, shell: Any):
         self._shell, self._heartbeat, self._view, self._clicks_read = shell, None, None, 0.0
-        self._machine, self._strip, self._choices = None, None, None  # set by `offer`
+        self._machine, self._strip = None, None  # set by `show_machine`
 
     def register(self) -> None:
         """Register from the next cell on; an interrupt is then one line."""
@@ -45,26 +45,10 @@ class CellPanel:
         self._shell.set_custom_exc((KeyboardInterrupt,), _show_interrupt)
         self._shell.ml_factory_panel = self
 
-    def offer(self, env_info: Any, chosen: SimpleNamespace, found: Mapping[str, list], line: str) -> None:
-        """Show the machine's line, which follows the time left and the newest checkpoint, and lists to choose from."""
+    def show_machine(self, env_info: Any) -> None:
+        """Show the machine's line, which follows the time left and the newest checkpoint."""
         self._machine = env_info
         self._strip = display_of.display(self._line_of_machine(), raw=True, display_id=True)
-        self._lists = [
-            widgets.Dropdown(
-                description=name, options=sorted({*there, getattr(chosen, name)}), value=getattr(chosen, name)
-            )
-            for name, there in found.items()
-        ]
-        for one in self._lists:
-            one.observe(lambda change: setattr(chosen, change.owner.description, change.new), "value")
-        box = widgets.HBox([*self._lists, widgets.HTML("for the cells run from now on")])
-        self._choices = display_of.display(_view_of(box, line), raw=True, display_id=True), line
-
-    def withdraw(self) -> None:
-        """Show what there was to choose as a line: the end of the notebook."""
-        if self._choices is not None:
-            view, line = self._choices
-            view.update({"text/plain": line}, raw=True)
 
     def begin(self, *_: object) -> None:
         self.end()
@@ -93,7 +77,9 @@ class CellPanel:
             # ipykernel 7.4 would answer in the shell that opened the widget, which is busy, and not in the front end's.
             self._button.comm._reply_subshell_for = lambda data, subshell: subshell
             self._box = widgets.HBox([self._bar, self._label, self._button])
-            self._view = display_of.display(_view_of(self._box, line), raw=True, display_id=True)
+            shown = {"version_major": 2, "version_minor": 0, "model_id": self._box.model_id}
+            view = {_WIDGET: shown, "text/plain": line}  # the text where there are no widgets
+            self._view = display_of.display(view, raw=True, display_id=True)
         phase = self._heartbeat.phase
         self._bar.value = phase.done / phase.rows if phase is not None and phase.rows and not phase.over else 0.0
         self._label.value = html.escape(line)
@@ -184,28 +170,19 @@ def show_cell_panels() -> None:
 
 
 def show_machine(env_info: Any, chosen: SimpleNamespace) -> None:
-    """Show the machine's line and offer what the workspace has: lists to choose from, in an interactive notebook.
-
-    A choice is stored in `chosen`, for the cells that are run after it; headless the same is printed.
-    """
-    found = list_workspace_choices(env_info.workspace, chosen)
-    line = "In the workspace: " + "; ".join(f"{name} {', '.join(map(str, found[name])) or 'none'}" for name in found)
+    """Print what the workspace has of the parameters; in an interactive notebook show the machine's line above."""
     panel = getattr(ipython.get_ipython(), "ml_factory_panel", None)
-    if panel is None:
-        print(line)
-        return
-    panel.offer(env_info, chosen, found, line)
+    if panel is not None:
+        panel.show_machine(env_info)
+    found = list_workspace_choices(env_info.workspace, chosen)
+    listed = (f"{name} {', '.join(map(str, there)) or 'none'}" for name, there in found.items())
+    print("In the workspace: " + "; ".join(listed))
 
 
 def _show_interrupt(shell: Any, kind: type, error: BaseException, trace: Any, tb_offset: Any = None) -> None:
     kept = save_status_line()
     line = "Stopped" + (f"; checkpoint {kept}" if kept else "") + ". Next: run this cell again, it goes on from there"
     shell._showtraceback(kind, error, [line])
-
-
-def _view_of(widget: Any, text: str) -> dict[str, Any]:
-    """Return what shows the widget, and where there are no widgets the text."""
-    return {_WIDGET: {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}, "text/plain": text}
 
 
 def _shown(handle: Any, data: Any, **options: Any) -> Any:

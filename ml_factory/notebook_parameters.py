@@ -5,14 +5,13 @@ packages.
 """
 
 import ast
-import os
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ml_factory.argument_checks import check_artifact_source
+from ml_factory.argument_checks import check_artifact_source, quick_from_environment
 from ml_factory.errors import SettingsError, did_you_mean
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.registry import (
@@ -101,11 +100,8 @@ def read_notebook_parameters(path: str | Path) -> dict[str, NotebookParameter]:
 def convert_notebook_parameters(path: str | Path, given: Mapping[str, str]) -> dict[str, Any]:
     """Convert texts of a command line to the declared types. Raises SettingsError for an unknown name or unfit text."""
     declared = {name: item.kind for name, item in read_notebook_parameters(path).items()}
-    values = {}
-    for name, text in given.items():
-        kind = _kind_of(name, declared, where=Path(path).name)
-        values[name] = _convert(name, kind, text)
-    return values
+    where = Path(path).name
+    return {name: _convert(name, _kind_of(name, declared, where=where), text) for name, text in given.items()}
 
 
 def _convert(name: str, kind: type, text: str) -> Any:
@@ -161,25 +157,13 @@ def check_parameters(family: str = "", *, with_stack: bool = False, shell: Any =
             )  # fmt: skip
     _check_values(values, family, with_stack)
     notebook_panel.show_cell_panels()
-    if os.environ.get("ML_FACTORY_QUICK") == "1" and "QUICK" in values:
-        values["QUICK"] = True
+    if "QUICK" in values:
+        values["QUICK"] = quick_from_environment(values["QUICK"])
     print(redact_secrets(" · ".join(f"{name} {values[name]!r}" for name in declared)))
     unused = [name for name in injected if name not in declared]
     if unused:
         print(f"Not used in this notebook: {', '.join(unused)}")
     return types.SimpleNamespace(family=family, **{name.lower(): value for name, value in values.items()})
-
-
-def _settings(given: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of MODEL, or model -> settings of BASE_MODELS (`split_settings_by_model`), checked."""
-    if "BASE_MODELS" not in values:
-        if "MODEL" in values:
-            check_registered_model_settings(values["MODEL"], given)
-        return given
-    found = split_settings_by_model(values["BASE_MODELS"], given)
-    for name, settings in found.items():
-        check_registered_model_settings(name, settings)
-    return found
 
 
 def _assigned(source: str) -> list[str]:
@@ -229,7 +213,13 @@ def _check_values(values: dict[str, Any], family: str, with_stack: bool) -> None
         raise SettingsError("A finished stack takes no settings", where="SETTINGS", got=values["SETTINGS"], wanted="''",
                             next_step="set those of its models in 05_train_ensemble.ipynb")  # fmt: skip
     if "SETTINGS" in values and not stacked:
-        values["SETTINGS"] = _settings(parse_named_settings(values["SETTINGS"]), values)
+        given = parse_named_settings(values["SETTINGS"])
+        of_models = {values["MODEL"]: given} if "MODEL" in values else {}
+        if "BASE_MODELS" in values:
+            given = of_models = split_settings_by_model(values["BASE_MODELS"], given)
+        for name, settings in of_models.items():
+            check_registered_model_settings(name, settings)
+        values["SETTINGS"] = given
     if "MODEL" in values and not stacked:
         spec = find_model_spec(values["MODEL"])
         if family and spec.family != family:

@@ -371,13 +371,6 @@ def test_cli_doctor_on_prepared_workspace_reports_packages_and_data(call, prepar
     assert facts["torch"]["good"] and str(prepared.root) in facts["workspace"]["value"]
 
 
-def test_cli_doctor_reports_compiled_programs_of_earlier_version_in_workspace(call, tmp_path):
-    (tmp_path / "compiled" / "inductor").mkdir(parents=True)
-    code, out, _ = call("doctor", "--workspace", tmp_path, "--json")
-    check = json.loads(out)["compiled programs"]
-    assert code == 1 and not check["good"] and "no longer read" in check["value"] and "delete" in check["advice"]
-
-
 def test_cli_doctor_with_unknown_colab_tier_reports_it_as_check(call, prepared, monkeypatch):
     monkeypatch.setattr("ml_factory.doctor.on_colab", lambda: True)
     monkeypatch.setenv("ML_FACTORY_COLAB_TIER", "prro")

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "ml_factory"
 LAYERS_TEXT = """
 hardware process_identity redaction errors background_thread seeding lazy_module compile_times progress heartbeat
 storage numba_cache checkpoints tracking argument_checks code_fingerprint
-data features targets datasets leakage models training evaluation ensemble settings run_folder inference workflows
+data features targets datasets leakage models training evaluation ensemble settings result runs inference workflows
 interrupt serving tpu pipeline notebook notebook_panel notebook_parameters notebook_suite doctor cli_output
 recipes commands cli __main__
 """

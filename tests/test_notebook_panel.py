@@ -79,24 +79,14 @@ def test_panel_shows_bar_and_machine_and_leaves_no_widget(screen, shell, tmp_pat
     notebook_panel.show_cell_panels()  # Run all, once more: the cell that runs has the first panel
     panel = shell.ml_factory_panel
     assert [len(held) for held in shell.events.held.values()] == [1, 1]
-    chosen = types.SimpleNamespace(symbol="DEMO", family="")
-    panel.offer(machine(Workspace(tmp_path)), chosen, {"symbol": ["DEMO", "MES"]}, "symbol DEMO, MES")
+    show_machine(machine(Workspace(tmp_path)), types.SimpleNamespace(symbol="DEMO", family=""))
     run_until(panel, lambda: panel._view is not None and panel._bar.value == 0.3)
     assert "kernels: 3 of 10 kinds" in panel._label.value
     panel.end()
-    panel.withdraw()
     lines = [data["text/plain"] for _, data in screen]
     assert any(str(tmp_path) in line and "no time limit" in line and "checkpoint: " in line for line in lines)
-    assert "application/vnd.jupyter.widget-view+json" not in screen[-1][1] and lines[-1] == "symbol DEMO, MES"
+    assert "application/vnd.jupyter.widget-view+json" not in screen[-1][1]
     assert "" in lines  # the panel's place
-
-
-def test_choice_in_list_changes_parameter_of_later_cells(screen, shell, tmp_path):
-    chosen = types.SimpleNamespace(symbol="DEMO", family="")
-    panel = CellPanel(shell)
-    panel.offer(machine(Workspace(tmp_path)), chosen, {"symbol": ["DEMO", "MES"]}, "")
-    panel._lists[0].value = "MES"
-    assert chosen.symbol == "MES"
 
 
 def test_safe_stop_reaches_waiting_button_before_cell_ends(screen, shell, monkeypatch):

@@ -25,9 +25,8 @@ from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.tracking.run_log import SUMMARY
+from ml_factory.workflows import folds, prepare, prepared_dataset
 from ml_factory.workflows import load_prepared as load
-from ml_factory.workflows import prepare, prepared_dataset
-from ml_factory.workflows.cross_validation import folds
 from tests.small_data import FEW_COLUMNS, SMALL_DATA
 from tests.tracking.metrics_table import read_log
 
@@ -111,21 +110,6 @@ def test_prepare_with_other_settings_adds_data_set_and_keeps_first(prepared):
     assert pipeline.prepare(prepared, "DEMO", (H,), settings=SMALL_DATA).reused
 
 
-def test_prepare_with_added_horizon_adds_files_and_keeps_existing(prepared):
-    folder = pipeline.prepare(prepared, "DEMO", (H,), settings=SMALL_DATA).folder
-    parts, times = content(folder), stamps(folder)
-    result = pipeline.prepare(prepared, "DEMO", (H, 9), settings=SMALL_DATA)
-    assert result.folder == folder and not result.reused and result.horizons == [H, 9]
-    later = content(folder)
-    assert set(later) - set(parts) == {"labels_h9.parquet", "splits_h9.json", "scaler_h9.json"}
-    changed = {name for name in parts if parts[name] != later[name]}
-    assert changed == {"manifest.json"}
-    assert all(stamps(folder)[path] == time for path, time in times.items() if path.name != "manifest.json")
-    assert pipeline.prepare(prepared, "DEMO", (9,), settings=SMALL_DATA).reused
-    near, far = (pipeline.load_labels(prepared, "DEMO", horizon) for horizon in (H, 9))
-    assert (far["label_end"] - far.index).max() > (near["label_end"] - near.index).max()
-
-
 def test_pipeline_verbs_with_replaced_raw_bars_raise_until_prepare(prepared):
     raw = prepared.raw_bars("DEMO")
     old, first = raw.read_bytes(), pipeline.prepare(prepared, "DEMO", (H,), settings=SMALL_DATA)
@@ -191,18 +175,6 @@ def test_prepare_infeasible_labels_raise_and_keep_prepared_data(horizons, labels
 # ---- train: the same bits again ------------------------------------------------------------------------------------
 
 
-@pytest.mark.soak_except("xgboost")
-@pytest.mark.parametrize("model", ["xgboost", "lstm"])
-def test_train_in_two_workspaces_gives_same_hashes(model, finished, prepared):
-    there, here = train(finished, model), train(prepared, model)
-    assert there.reused and not here.reused
-    assert there.run_id == here.run_id
-    assert (there.artifact_hash, there.predictions_hash) == (here.artifact_hash, here.predictions_hash)
-    pd.testing.assert_frame_equal(there.metrics, here.metrics)
-    other = train(prepared, model, seed=1)
-    assert other.run_id != here.run_id and other.predictions_hash != here.predictions_hash
-
-
 def test_train_of_finished_run_loads_result_without_training(finished):
     again = train(finished, callbacks=(kill_after(1),))
     assert again.reused and again.resumed_from is None and "was finished before" in again.summary()
@@ -241,7 +213,7 @@ def test_train_interrupted_and_resumed_equals_uninterrupted(model, minutes, fini
     assert again.resumed_from == saved and received == list(range(saved + 1, 4)) and again.exact
     went_on = f"{'epoch' if model == 'lstm' else 'block'} {saved}"
     assert f"resumed after {went_on}," in again.summary()
-    assert again.origin().loc["resumed from", "value"] == went_on
+    assert again.origin.loc["resumed from", "value"] == went_on
     whole = train(finished, model)
     assert (again.artifact_hash, again.predictions_hash) == (whole.artifact_hash, whole.predictions_hash)
     log = read_log(prepared.results / "DEMO" / again.run_id / "log")
@@ -269,18 +241,6 @@ def test_train_killed_between_save_and_log_logs_epoch_once(model, prepared, monk
     assert again.resumed_from == 2
     log = read_log(prepared.results / "DEMO" / again.run_id / "log")
     assert list(log["step"]) == [1, 2, 3] and np.array_equal(log["val_loss"], again.history["val_loss"])
-
-
-def test_train_with_fresh_opens_second_run_and_keeps_first(prepared):
-    first = train(prepared)
-    kept = content(first.artifact) | content(first.predictions_path.parent)
-    second = train(prepared, fresh=True)
-    assert not second.reused and second.resumed_from is None
-    assert second.run_id == f"{first.run_id}-2" and second.artifact != first.artifact
-    same = [pd.read_parquet(one.predictions_path).drop(columns="run_id") for one in (first, second)]
-    pd.testing.assert_frame_equal(*same, check_exact=True)
-    assert content(first.artifact) | content(first.predictions_path.parent) == kept
-    assert train(prepared).run_id == second.run_id  # the newest attempt is the one gone on with
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ import pytest
 from ml_factory import pipeline
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.data.synthetic import ensure_synthetic_demo_market
+from ml_factory.runs import checkpoint_history, progress_words
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows.unit_checkpoints import unit_checkpoint_history
 from tests.tracking.metrics_table import read_log
 
 pytestmark = [pytest.mark.notebooks, pytest.mark.slow]
@@ -53,13 +53,14 @@ def start(notebook: str, model: str, root: Path, out: Path, home: Path) -> subpr
 def newest(root: Path, model: str) -> tuple[int, str]:
     """The epoch, block or fold of the newest whole checkpoint of the run under way, and what is told of it; 0 before
     there is one."""
-    phase = f"folds_{model}" if list((root / "results").glob("*/folds-*")) else f"train_{model}"
     for path in (root / "results").glob("*/*/run.json"):
+        folds = list(path.parent.glob(f"fold-{model}-*.state"))
+        if folds:
+            return len(folds), f"fold {len(folds)} of"
         with CheckpointManager(root / "checkpoints", run=path.parent.name) as manager:
-            found = manager.load_latest_checkpoint(phase)
+            found = manager.load_latest_checkpoint(f"train_{model}")
         if found is not None:
-            count = len(found["state"]["p"]) if "p" in found["state"] else len(unit_checkpoint_history(found["state"]))
-            return count, found["metrics"]["reached"]
+            return len(checkpoint_history(found["state"])), progress_words(found["metrics"])
     return 0, ""
 
 

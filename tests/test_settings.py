@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,10 +11,10 @@ from ml_factory.code_fingerprint import source_hash
 from ml_factory.data.validation import RawBarSpec
 from ml_factory.errors import SettingsError
 from ml_factory.features.build import FeatureSpec
-from ml_factory.run_folder import (
+from ml_factory.runs import (
     checkpoint_minutes_from_environment,
+    newest_run_folder,
     open_run_checkpoints,
-    open_run_folder,
     run_machine_facts,
 )
 from ml_factory.settings import DataSpec, QuickLimits, RunSettings, make_run_settings
@@ -123,7 +122,7 @@ def test_quick_from_environment_follows_variable_else_argument(text, asked, want
 
 
 def test_save_minutes_from_environment_sets_manager_interval_or_raises(tmp_path, monkeypatch):
-    run = open_run_folder(tmp_path / "results", "MES", SPEC, fresh=False)
+    run = newest_run_folder(tmp_path / "results", SPEC.run_id)
     monkeypatch.delenv("ML_FACTORY_SAVE_MINUTES", raising=False)
     assert checkpoint_minutes_from_environment() == 30
     with open_run_checkpoints(tmp_path, run) as manager:
@@ -135,24 +134,6 @@ def test_save_minutes_from_environment_sets_manager_interval_or_raises(tmp_path,
         monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", text)
         with pytest.raises(SettingsError, match=r"ML_FACTORY_SAVE_MINUTES.*Next: "):
             checkpoint_minutes_from_environment()
-
-
-def test_open_run_numbers_fresh_attempts_and_reopens_newest(tmp_path):
-    def attempt(fresh: bool, spec: RunSettings = SPEC) -> Path:
-        run = open_run_folder(tmp_path, "MES", spec, fresh)
-        assert run.folder == tmp_path / "MES" / run.run_id
-        return run
-
-    first = attempt(False)
-    assert not list(tmp_path.iterdir())  # nothing is written before the settings have proved usable
-    assert attempt(True).run_id == first.run_id  # a fresh one where there is none is the first
-    first.begin(SPEC)
-    assert json.loads((first.folder / "run.json").read_text())["run_id"] == first.run_id == SPEC.run_id
-    second = attempt(True)
-    assert second.run_id == f"{first.run_id}-2" and attempt(False).run_id == first.run_id
-    second.begin(SPEC)
-    assert attempt(False).run_id == second.run_id and attempt(True).run_id == f"{first.run_id}-3"
-    assert attempt(False, replace(SPEC, seed=1)).run_id.startswith("train-xgboost-h20-s1-")
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def clean(*, market: Market = Market(), keep: int = 3, dry_run: bool = False, ye
         confirm("Delete these?", "clean")
     with cli_progress_bars(market.as_json, what="cleaning"):
         result = pipeline.clean(place, market.symbol, keep, listed=listed)
-    print_json(result.to_dict()) if market.as_json else print(result.total())
+    print_cli_result(result, market.as_json)
 
 
 def confirm(question: str, verb: str) -> None:

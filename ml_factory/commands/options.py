@@ -1,5 +1,7 @@
 """Options that several verbs share, and the checks that run before heavy imports."""
 
+import importlib
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +12,7 @@ from cyclopts.validators import Number
 
 from ml_factory.argument_checks import DEMO, DEMOS, check_file_exists, check_horizon, check_seed, quick_from_environment
 from ml_factory.cli_output import cli_status_printer
-from ml_factory.commands.own_modules import import_own_modules
-from ml_factory.errors import NotPreparedError, SettingsError
+from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
 from ml_factory.models.registry import available_models, find_model_spec
 from ml_factory.models.setting_names import parse_setting_value
 from ml_factory.storage.files import files
@@ -197,15 +198,6 @@ def check_data_prepared(workspace: Workspace, symbol: str) -> None:
     )  # fmt: skip
 
 
-def check_model_trained(workspace: Workspace, symbol: str) -> None:
-    """Raise NotPreparedError unless some model is finished for this symbol."""
-    if not workspace.files.names(workspace.models / symbol):
-        raise NotPreparedError(
-            "No model is finished for this symbol yet", where=workspace.models / symbol,
-            next_step=f"run: python -m ml_factory train --symbol {symbol} (notebook 02)",
-        )  # fmt: skip
-
-
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
     """Parse settings from texts NAME=VALUE. Raises SettingsError for another text."""
     given = parse_name_value_options(texts, "--set", "dropout=0.2")
@@ -223,3 +215,44 @@ def parse_name_value_options(texts: Sequence[str], where: str = "-p", example: s
             )
         found[name] = value
     return found
+
+
+# ---- modules of the user: code that runs, named with the command and never by a file of options ----------------------
+
+
+def import_own_modules(names: Sequence[str]) -> None:
+    """Import modules by name, as Python finds them, or from .py files, whose file name is the module's name.
+
+    Raises BarsError where there is no such file, SettingsError for a module that cannot be imported, and what its own
+    features and networks are refused with.
+    """
+    for name in names:
+        try:
+            if name.endswith(".py"):
+                _import_file(check_file_exists(Path(name).expanduser()).resolve())
+            else:
+                importlib.import_module(name)
+        except FactoryError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise SettingsError(
+                "This module cannot be imported", where=f"--import {name}",
+                got=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}",
+                wanted="a module that defines features with @feature, or networks",
+                next_step="give its .py file, or run from the folder it is in",
+            ) from error  # fmt: skip
+
+
+def _import_file(path: Path) -> None:
+    """Import a file as the module of its name, its folder first in the search, unless it was imported before."""
+    importlib.invalidate_caches()
+    sys.path.insert(0, str(path.parent))
+    try:
+        module = importlib.import_module(path.stem) if path.stem.isidentifier() else None
+    finally:
+        sys.path.remove(str(path.parent))
+    if module is None or Path(module.__file__ or "").resolve() != path:
+        raise SettingsError(
+            "A module cannot be called as this file is", where="--import", got=path.stem,
+            wanted="letters, digits and underscores, and the name of no other module", next_step="rename the file",
+        )  # fmt: skip

@@ -24,7 +24,6 @@ from ml_factory.commands.options import (
     Setting,
     Texts,
     check_data_prepared,
-    check_model_trained,
     parse_settings,
 )
 from ml_factory.lazy_module import LazyModule
@@ -34,7 +33,7 @@ from ml_factory.storage.files import files
 
 pipeline, validation = LazyModule("ml_factory.pipeline"), LazyModule("ml_factory.data.validation")
 trading = LazyModule("ml_factory.evaluation.backtest.simulation")
-schemes = LazyModule("ml_factory.workflows.cross_validation.fold_schemes")
+schemes = LazyModule("ml_factory.workflows.folds")
 
 
 def train(
@@ -153,7 +152,6 @@ def backtest(
         overnight: Hold positions over the end of a session.
     """
     place = market.check((horizon,), models=(model,))
-    check_model_trained(place, market.symbol)
     with cli_progress_bars(market.as_json, what=f"trading {model}"):
         rule = trading.TradingRule(
             least_edge=least_edge or 0.0, daily_loss_limit=daily_loss_limit, flat_at_session_end=not overnight
@@ -202,7 +200,6 @@ def predict(
         all_rows: Also rows the model was fitted or chosen on.
     """
     place = market.check((horizon,), models=(model,), data=file.data)
-    check_model_trained(place, market.symbol)
     with cli_progress_bars(market.as_json, what=f"predicting with {model}"):
         bars = validation.RawBarSpec(**file.raw_bar_spec_fields())
         result = pipeline.predict(
@@ -223,7 +220,6 @@ def export(
         out: Folder to write to; empty: the run's in results/.
     """
     place = market.check((horizon,), models=(model,))
-    check_model_trained(place, market.symbol)
     with cli_progress_bars(market.as_json, what=f"exporting {model}"):
         result = pipeline.export(place, market.symbol, horizon, model, formats or None, run=run, out=out)
     print_cli_result(result, market.as_json)

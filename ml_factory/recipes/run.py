@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,13 @@ from ml_factory.checkpoints.phase import PhaseCheckpoints
 from ml_factory.errors import SettingsError
 from ml_factory.models.base import ModelFitResult, merge_inexact_reasons
 from ml_factory.process_identity import process_rank
-from ml_factory.run_folder import RunFolder, machine_and_library_versions, newest_run_folder, open_run_checkpoints
+from ml_factory.runs import (
+    FitCheckpoints,
+    RunFolder,
+    machine_and_library_versions,
+    newest_run_folder,
+    open_run_checkpoints,
+)
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace
@@ -27,7 +32,6 @@ from ml_factory.training.distributed import ProcessGroup
 from ml_factory.training.loop import Validation, run_training_loop
 from ml_factory.training.spec import TrainSpec
 from ml_factory.workflows.train_ranks import worker_rank
-from ml_factory.workflows.unit_checkpoints import LoggedCheckpoints, fit_phase_name
 
 RESULT = "result.json"
 
@@ -147,30 +151,20 @@ def open_recipe_run(
             say(f"finished before: {found.folder} (fresh trains again)")
             yield RecipeRun(*given, done)
         elif is_writing_process():
-            phase = stack.enter_context(open_run_checkpoints(workspace.checkpoints, found)).phase(fit_phase_name(name))
+            phase = stack.enter_context(open_run_checkpoints(workspace.checkpoints, found)).phase(f"train_{name}")
             stack.enter_context(phase.acquired())
             machine = machine_and_library_versions(("torch", *libraries), device.threads)
-            _write_record(found, machine, settings)
+            found.record({"environment": machine, "settings": dict(settings)})
             log = found.folder / "log"
             tracker = Tracker(found.run_id, dict(settings), log, mirror=mirror, project=project or PROJECT)
             stack.enter_context(tracker)
-            yield RecipeRun(*given, None, tracker, phase, LoggedCheckpoints(phase, machine, tracker, {}))
+            yield RecipeRun(*given, None, tracker, phase, FitCheckpoints(phase, machine, tracker))
         elif device.processes.world > 1:
             stack.enter_context(worker_rank())
             yield RecipeRun(*given)
         else:
             manager = stack.enter_context(open_run_checkpoints(workspace.checkpoints, found))
-            yield RecipeRun(*given, checkpoints=_ReadOnlyCheckpoints(manager.phase(fit_phase_name(name))))
-
-
-def _write_record(run: RunFolder, machine: Mapping, settings: Mapping) -> None:
-    """Write run.json, once."""
-    record = run.folder / "run.json"
-    if not files.is_file(record):
-        begun = datetime.now(UTC).isoformat(timespec="microseconds")
-        files.write_json(
-            record, {"run_id": run.run_id, "begun_at": begun, "environment": machine, "settings": dict(settings)}
-        )
+            yield RecipeRun(*given, checkpoints=_ReadOnlyCheckpoints(manager.phase(f"train_{name}")))
 
 
 def write_folder(folder: Path, write: Callable[[Path], None]) -> None:

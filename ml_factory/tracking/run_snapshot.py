@@ -1,5 +1,5 @@
 """Files from which an unfinished run resumes: the newest intact checkpoint of each phase, and what its finished parts
-left in its folder (forecasts-lstm.state ...).
+left in its folder (fold-lstm-1-of-5.state ...).
 """
 
 import fnmatch

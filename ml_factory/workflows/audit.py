@@ -10,12 +10,12 @@ from ml_factory.datasets.store import DatasetStore
 from ml_factory.lazy_module import LazyModule
 from ml_factory.leakage.certificate import certificate_path
 from ml_factory.leakage.proof import FULL_CUTS, ProofSpec
+from ml_factory.result import Result
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.audit_files import Tamper, audit_prepared_files
 from ml_factory.workflows.audit_runs import MODELS, audit_finished_models, audit_sample_runs
 from ml_factory.workflows.load_prepared import load_certified_dataset, load_dataset
 from ml_factory.workflows.prove import Progress, proof_leak_table, prove_store, stored_data_settings
-from ml_factory.workflows.results.data import AuditResult
 
 data_plots = LazyModule("ml_factory.evaluation.data_plots")  # matplotlib comes with the extra train
 
@@ -23,7 +23,7 @@ data_plots = LazyModule("ml_factory.evaluation.data_plots")  # matplotlib comes 
 def audit_for_look_ahead(
     workspace: Workspace, symbol: str, horizons: Sequence[int] | None, cuts: int | None, fresh: bool,
     progress: Progress | None, models: Sequence[str] = MODELS, tamper: Tamper | None = None,
-) -> AuditResult:  # fmt: skip
+) -> Result:  # fmt: skip
     """Prove a symbol's current data set at 50 cuts or more, the files that training reads, and small trainings on it.
 
     Writes the certificates. Where full ones of these data and this code are there, nothing is done, unless `fresh`.
@@ -52,11 +52,17 @@ def audit_for_look_ahead(
     shown = certificates.get(horizons[0])
     cuts_made = [(pd.Timestamp(moment), why) for moment, why in shown.cuts] if shown else []
     paths = [certificate_path(store.folder.parent, store.fingerprint, horizon) for horizon in horizons]
-    return AuditResult(
-        symbol=symbol, form="tampered with: no certificate" if tamper else shown.describe(), passed=not leaks,
-        horizons=list(horizons), cuts=len(cuts_made), disturbances=list(shown.disturbances) if shown else [],
-        compared=dict(shown.compared) if shown else found.compared, leaks=proof_leak_table(leaks),
-        sentences=[leak.sentence() for leak in leaks], reused=proof is None and tamper is None,
-        certificates=[] if tamper else paths, seconds=time.perf_counter() - started,
-        draw=lambda: data_plots.plot_cuts(bars["close"], cuts_made),
+    form, reused = "tampered with: no certificate" if tamper else shown.describe(), proof is None and tamper is None
+    compared, sentences = dict(shown.compared) if shown else found.compared, [leak.sentence() for leak in leaks]
+    seconds, verdict = time.perf_counter() - started, f"{len(leaks)} leaks" if leaks else "nothing looks ahead"
+    how = "proved before" if reused else f"{sum(compared.values()):,} rows compared"
+    lines = [
+        f"{symbol}, horizons {list(horizons)}: {verdict} ({form}; {how}), {seconds:.1f} s",
+        *(f"  {line}" for line in sentences), *([] if tamper else [f"  {paths[0].parent}"]),
+    ]  # fmt: skip
+    return Result(
+        lines, figure=lambda: data_plots.plot_cuts(bars["close"], cuts_made), symbol=symbol, form=form,
+        passed=not leaks, horizons=list(horizons), cuts=len(cuts_made),
+        disturbances=list(shown.disturbances) if shown else [], compared=compared, leaks=proof_leak_table(leaks),
+        sentences=sentences, reused=reused, certificates=[] if tamper else paths, seconds=seconds,
     )  # fmt: skip

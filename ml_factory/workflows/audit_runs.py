@@ -15,24 +15,21 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.data.io import write_bars
-from ml_factory.ensemble.out_of_fold import inner_validation_split
 from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.inference.predict import TrainedModel, predict_features
 from ml_factory.leakage.blind import Fitted, Split, find_blind_leaks, find_unpurged_rows
 from ml_factory.leakage.tables import ROWS, Findings, Leak, compare, compare_states, mismatch
 from ml_factory.models.registry import find_model_spec
 from ml_factory.progress import progress_phase
-from ml_factory.run_folder import RunFolder, open_run_checkpoints, open_run_folder
+from ml_factory.runs import Run, open_run
 from ml_factory.settings import RunSettings, make_run_settings
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.label_table import usable_label_rows
 from ml_factory.workflows.audit_files import Tamper, apply_tamper
-from ml_factory.workflows.cross_validation.fold_schemes import FoldPlan, FoldSchemeSpec, plan_folds
-from ml_factory.workflows.cross_validation.fold_scores import UNCALIBRATED, score_folds
-from ml_factory.workflows.cross_validation.folds import FoldModel, fit_and_forecast_folds
-from ml_factory.workflows.dataset_evaluation import prepared_dataset_baselines
-from ml_factory.workflows.evaluation import evaluate_artifacts
+from ml_factory.workflows.cross_validate import UNCALIBRATED, score_folds
+from ml_factory.workflows.evaluation import evaluate_artifacts, prepared_dataset_baselines
+from ml_factory.workflows.folds import FoldModel, FoldPlan, FoldSchemeSpec, fit_folds, plan_folds
 from ml_factory.workflows.predictions import (
     STACK,
     is_prediction_of_artifact,
@@ -42,7 +39,7 @@ from ml_factory.workflows.predictions import (
     read_prediction_frame,
 )
 from ml_factory.workflows.prepared_dataset import SPLITS, PreparedDataset, fit_dataset_preprocessing
-from ml_factory.workflows.stack import fit_stack, stack_run_spec
+from ml_factory.workflows.stack import fit_stack, stack_run_settings
 from ml_factory.workflows.train import train_with_holdout
 
 MODELS = ("xgboost", "lstm")  # a booster and a network read rows in the two ways there are
@@ -180,11 +177,11 @@ def record_fold(data: PreparedDataset, roles, embargo: int, model: str) -> dict:
     block = np.where(np.isin(rows, roles["test"]), 0, -1)
     fold, usable = (roles["train"], roles["test"]), np.ones(len(rows), bool)
     plan = FoldPlan(rows, data.labels, [fold], usable, block, None, {}, embargo)
-    tracked = _RecordedModel(spec, model, dict(spec.settings))
-    with _opened_run(data, spec) as (workspace, run), open_run_checkpoints(workspace.checkpoints, run) as manager:
-        outcome = fit_and_forecast_folds(manager, data, plan, tracked)
+    tracked = _RecordedModel(spec.seed, model, dict(spec.settings))
+    with _opened_run(spec) as run:
+        outcome = fit_folds(run, data, plan, tracked)
     (scored,), seen = score_folds(data, outcome, model), tracked.record
-    _, validation = inner_validation_split(data.labels, roles["train"], 0.15)
+    _, validation = plan.fit_and_held_out(0)
     return {
         "labels": data.labels, "features": data.features, "embargo": embargo, "train": seen["train"],
         "validation": validation, "test": scored.rows, "scaler": seen["scaler"], "y": seen["y"],
@@ -232,10 +229,10 @@ def audit_training(sample: Sample, model: str, tamper: Tamper | None, found: Fin
 
     def fit(values, labels, roles):
         data = sample.make(values, labels, roles)
-        with _opened_run(data, _small_run(data, model, "train")) as (workspace, run):
-            artifact = train_with_holdout(workspace, data, run, _small_run(data, model, "train"), **_TRAINED)
-            state, verdict = artifact.load_state(), evaluate_artifacts(workspace, data, {model: artifact})
-            forecasts = read_prediction_frame(predictions_path(workspace, artifact))
+        with _opened_run(_small_run(data, model, "train")) as run:
+            artifact = train_with_holdout(data, run)
+            state, verdict = artifact.load_state(), evaluate_artifacts(run.workspace, data, {model: artifact})
+            forecasts = read_prediction_frame(predictions_path(run.workspace, artifact))
         if values is sample.values and labels is sample.labels:
             reference = "the steps refitted on the training rows"
             found.add(compare_states("training", "steps before the model", state["scaler"], data.scaler, reference))
@@ -250,7 +247,7 @@ def audit_training(sample: Sample, model: str, tamper: Tamper | None, found: Fin
         metrics = verdict.metrics[verdict.metrics["split"] == "validation"].set_index("name").drop(columns="split")
         learnt = {
             f"trained {model}": {name: state[name] for name in ("model_state", "calibration")},
-            f"evaluated {model}": {"metrics": metrics.T.to_dict(), "prior": verdict.priors["validation"]},
+            f"evaluated {model}": {"metrics": metrics.T.to_dict(), "prior": verdict.prior_loss},
         }
         shown = {name: forecasts[name].to_numpy() for name in PROBABILITIES}
         return {name: Fitted(one, READS) for name, one in learnt.items()} | {
@@ -259,9 +256,6 @@ def audit_training(sample: Sample, model: str, tamper: Tamper | None, found: Fin
 
     found.count("predictions", len(sample.labels))
     found.add(find_blind_leaks(fit, sample.values, sample.labels, sample.split, "training"))
-
-
-_TRAINED = {"callbacks": (), "mirror": "off"}
 
 
 def _leaks_of_verdict(data: PreparedDataset, model: str, forecasts: pd.DataFrame, metrics: pd.DataFrame) -> list[Leak]:
@@ -289,12 +283,10 @@ def audit_stack(sample: Sample, found: Findings) -> None:
         with tempfile.TemporaryDirectory() as folder:
             workspace, hashes = Workspace(folder), []
             for model in STACKED:
-                spec = _run(data, model, "train", None, quick=True)
-                run = open_run_folder(workspace.results, data.symbol, spec, fresh=True)
-                hashes.append(train_with_holdout(workspace, data, run, spec, **_TRAINED).hash)
-            spec = stack_run_spec(data, STACKED, hashes, STACK_FOLDS, 0, True)
-            run = open_run_folder(workspace.results, data.symbol, spec, fresh=True)
-            artifact = fit_stack(workspace, data, run, spec, STACK_FOLDS, mirror="off")
+                with open_run(workspace, _run(data, model, "train", None, quick=True)) as run:
+                    hashes.append(train_with_holdout(data, run).hash)
+            with open_run(workspace, stack_run_settings(data, STACKED, hashes, STACK_FOLDS, 0, True)) as run:
+                artifact = fit_stack(data, run, STACK_FOLDS)
             learnt = {name: one for name, one in artifact.load_state().items() if name not in ("bases", "run_id")}
             forecasts = load_or_make_predictions(workspace, data, artifact)[PROBABILITIES].to_numpy()
         both = {"its weights and calibration": learnt, "forecasts": forecasts}
@@ -310,14 +302,13 @@ def audit_stack(sample: Sample, found: Findings) -> None:
 def audit_predict(data: PreparedDataset, bars: pd.DataFrame, found: Findings) -> None:
     """Check that `predict` gives the same probabilities for a moment whether the file of bars ends there or later."""
     bars, minutes = bars.iloc[-PREDICTED_BARS:], data.settings["market"]["bar_minutes"]
-    spec = _small_run(data, STACKED[0], "train")
-    with _opened_run(data, spec) as (workspace, run):
-        artifact = train_with_holdout(workspace, data, run, spec, **_TRAINED)
+    with _opened_run(_small_run(data, STACKED[0], "train")) as run:
+        artifact = train_with_holdout(data, run)
 
         def predicted_until(stop: int) -> pd.DataFrame:
-            path = Path(workspace.root) / f"bars-{stop}.parquet"
+            path = Path(run.workspace.root) / f"bars-{stop}.parquet"
             write_bars(path, bars.iloc[:stop])
-            return predict_bars(workspace, artifact, path)[0]
+            return predict_bars(run.workspace, artifact, path)[0]
 
         whole = predicted_until(len(bars))
         for cut in PREDICTED_CUTS:
@@ -379,11 +370,10 @@ def _differences_from_bundle(
 
 
 @contextmanager
-def _opened_run(data: PreparedDataset, spec: RunSettings) -> Iterator[tuple[Workspace, RunFolder]]:
+def _opened_run(spec: RunSettings) -> Iterator[Run]:
     """A run in a workspace that is gone afterwards: a model that other rows left would find its earlier forecasts."""
-    with tempfile.TemporaryDirectory() as folder:
-        workspace = Workspace(folder)
-        yield workspace, open_run_folder(workspace.results, data.symbol, spec, fresh=True)
+    with tempfile.TemporaryDirectory() as folder, open_run(Workspace(folder), spec) as run:
+        yield run
 
 
 def _small_run(data: PreparedDataset, model: str, task: str) -> RunSettings:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from ml_factory.evaluation.backtest.contracts import ContractSpec, contract_spec
 from ml_factory.evaluation.backtest.metrics import session_gains
 from ml_factory.evaluation.backtest.rules import CostSpec, TradingRule
 from ml_factory.evaluation.backtest.simulation import Backtest, run
-from ml_factory.evaluation.findings import Finding, cost_finding, finding_lines, sort_findings
+from ml_factory.evaluation.findings import cost_finding, finding_lines, sort_findings
 from ml_factory.evaluation.luck import (
     deflated_sharpe,
     describe_lacking_sessions,
@@ -25,132 +25,32 @@ from ml_factory.evaluation.luck import (
 )
 from ml_factory.inference.predict import PredictionSpec
 from ml_factory.lazy_module import LazyModule
+from ml_factory.result import Result
+from ml_factory.runs import count_trials
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.stored_paths import stored_path
-from ml_factory.storage.workspace import Workspace, check_symbol, require_raw_bars
-from ml_factory.workflows.dataset_evaluation import prepared_dataset_baselines
+from ml_factory.storage.workspace import Workspace, check_symbol, push_workspace_on_exit, require_raw_bars
+from ml_factory.workflows.evaluation import prepared_dataset_baselines
 from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.predictions import find_artifact_to_predict, load_predictions
 from ml_factory.workflows.prepared_dataset import PreparedDataset
-from ml_factory.workflows.results.base import Result
-from ml_factory.workflows.runs.stored_runs import count_trials
 
 plots = LazyModule("ml_factory.evaluation.plots")  # matplotlib comes with the extra train
 SHIFTS = 20
 LEAST_EDGES = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
 FEWEST_TRADES = 30  # on validation rows, for a least edge to be chosen
-SHOWN = ("net", "net_ticks", "sharpe", "sharpe_error", "drawdown", "trades", "break_even_ticks", "cost_ticks")
+SHOWN = [
+    "net", "net_ticks", "sharpe", "sharpe_error", "drawdown", "trades", "break_even_ticks", "cost_ticks",
+]  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class BacktestResult(Result):
-    """Result of `backtest`.
-
-    strategies : a row per strategy, columns of `backtest_metrics`: the model; always_long, flat, last_move, clock, and
-        `random`, the mean over random shifts in time of the model's own forecasts: its sides, its turnover, no skill
-    least_edges : of the model on validation rows, a row per least edge: trades, net, break_even_ticks, cost_ticks, and
-        chosen, where the rule was not given
-    luck : of the model's sessions: `trials`, as of `count_trials`; `probabilistic_sharpe`,
-        the probability that the true Sharpe ratio is above 0; `deflated_sharpe`, the same after so many trials without
-        skill; `sessions_needed` for 95 %, `min_track_record`. NaN where sessions are too few for it
-    lacking : what the sessions lack for a probability, as of `luck.describe_lacking_sessions`; "" for nothing
-    costs, rule, by_hand : what was traded; by_hand where the rule was given, not chosen on validation rows
-    first, last, quick : period of the rows; True for the model of a QUICK run
-    trades_path, path : the trades as CSV, and these facts as JSON, in the run's folder
-    frame : trades of the model, as of `Backtest.trades`
-    history : its equity, as of `Backtest.equity`
-    curves : equity at the end of each session of the model, always_long, clock and shifted (the mean of the shifts,
-        between shifted_low and shifted_high)
-    """
-
-    symbol: str
-    horizon: int
-    model: str
-    run_id: str
-    split: str
-    contract: dict
-    strategies: pd.DataFrame
-    luck: dict[str, float]
-    lacking: str
-    least_edges: pd.DataFrame
-    costs: dict
-    rule: dict
-    by_hand: bool
-    first: str
-    last: str
-    quick: bool
-    trades_path: Path
-    path: Path
-    frame: pd.DataFrame
-    history: pd.DataFrame
-    curves: pd.DataFrame
-
-    def summary(self) -> str:
-        first = f"{self.model} traded on the {self.split} rows of {self.symbol} after costs, {self.seconds:.1f} s"
-        table = self.strategies.set_index("strategy")[list(SHOWN)].round(2).T
-        holes, rolls, trades = (int(self.own[name]) for name in ("hole_exits", "roll_exits", "trades"))
-        left = f"{holes:,} of {trades:,} trades ended at the last bar before missing ones, {rolls:,} before a roll."
-        lines = [*table.to_string().splitlines(), *[left] * (holes + rolls > 0), self.luck_sentence]
-        lines += [self.rule_sentence, f"trades {self.trades_path}", f"facts {self.path}"]
-        return "\n".join([first, *(f"  {line}" for line in lines), *finding_lines(self.findings)])
-
-    @property
-    def own(self) -> pd.Series:
-        """Metrics of the model's trades."""
-        return self.strategies.set_index("strategy").loc[self.model]
-
-    @property
-    def net_sentence(self) -> str:
-        """Net result after costs, in a sentence."""
-        own = self.own
-        return (
-            f"{own['net']:+,.0f} in the contract's currency, in {own['trades']:,.0f} trades of one contract; they "
-            f"break even at {own['break_even_ticks']:.2f} ticks a round trip and paid {own['cost_ticks']:.2f}."
-        )
-
-    @property
-    def rule_sentence(self) -> str:
-        """Least edge and costs, and how they were chosen, in a sentence."""
-        how = "a rule chosen by hand" if self.by_hand else "chosen on validation rows"
-        fill = self.costs["spread_ticks"] / 2 + self.costs["slippage_ticks"]
-        return (
-            f"Trades open where |p_long - p_short| is {self.rule['least_edge']:g} or more ({how}); each fill pays "
-            f"{fill:g} tick{'s' * (fill != 1)}, commission and fees: {self.own['cost_ticks']:.2f} ticks a round trip."
-        )
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """Findings on the costs of the model's trades."""
-        own = self.own
-        return sort_findings([cost_finding(own["net"], own["break_even_ticks"], own["cost_ticks"])])
-
-    @property
-    def luck_sentence(self) -> str:
-        """Verdict on the net result after costs and trials, in a sentence."""
-        net, sessions = self.own["net"], self.own["sessions"]
-        trials, deflated = int(self.luck["trials"]), self.luck["deflated_sharpe"]
-        tried = f"{trials} trial{'s' * (trials != 1)} on this symbol"
-        if not net > 0:
-            return f"No edge after costs: nothing is left ({tried})."
-        if self.lacking:
-            return f"No verdict: not enough sessions: {self.lacking} ({tried})."
-        if not deflated > 0.95:
-            needed = self.luck["sessions_needed"]
-            more = f"; at this ratio, {needed:,.0f} would show one of a single trial" if sessions < needed < 1e6 else ""
-            chance = f"a true ratio above 0 is {deflated:.0%} probable"
-            return f"Not certain after costs: {chance} after {tried}, on {sessions:.0f} sessions{more}."
-        return f"A Sharpe ratio above 0 is {deflated:.1%} probable after {tried}, on {sessions:.0f} sessions."
-
-    def __str__(self) -> str:
-        return self.summary()  # a table is not wrapped
-
-
+@push_workspace_on_exit
 def backtest(
     workspace: Workspace | str | Path, symbol: str, horizon: int, model: str, *, split: str = "test",
     contract: ContractSpec | None = None, costs: CostSpec | None = None, rule: TradingRule | None = None,
     run_id: str = "",
-) -> BacktestResult:  # fmt: skip
+) -> Result:  # fmt: skip
     """Trade the stored predictions of a finished model on the base bars, and simple strategies on the same rows.
 
     split : "test", or "validation", whose figures flatter since the model was chosen on it.
@@ -158,8 +58,25 @@ def backtest(
     rule : default: `TradingRule` with the labels' horizon and the least edge that earned most on validation rows; one
         that is given counts as a trial of the test rows.
     run_id : the model's run; "" for the newest.
-    Writes the trades (CSV) and the facts (JSON) into the run's folder.
+    Writes the trades (CSV) and the facts (JSON) into the run's folder: trades_path, path.
     Raises SettingsError for training rows and for meta-labels, NotPreparedError.
+
+    The result has
+
+    strategies : a row per strategy, columns of `backtest_metrics`: the model (`own`); always_long, flat, last_move,
+        clock, and `random`, the mean over random shifts in time of the model's own forecasts: its sides, its turnover,
+        no skill.
+    least_edges : of the model on validation rows, a row per least edge: trades, net, break_even_ticks, cost_ticks, and
+        chosen, where the rule was not given.
+    luck : of the model's sessions: `trials`, as of `count_trials`; `probabilistic_sharpe`, the probability that the
+        true Sharpe ratio is above 0; `deflated_sharpe`, the same after so many trials without skill; `sessions_needed`
+        for 95 %, `min_track_record`. NaN where sessions are too few for it; `lacking` says what they lack.
+    costs, rule, by_hand : what was traded; by_hand where the rule was given, not chosen on validation rows.
+    first, last, quick : period of the rows; True for the model of a QUICK run.
+    frame, history : trades of the model and its equity, as of `Backtest`.
+    curves : equity at the end of each session of the model, always_long, clock and shifted (the mean of the shifts,
+        between shifted_low and shifted_high).
+    net_sentence, rule_sentence, luck_sentence, findings : what they say.
     """
     started, workspace = time.perf_counter(), Workspace(workspace)
     if split not in ("test", "validation"):
@@ -189,25 +106,76 @@ def backtest(
     shifted = _run_shifted(bars, _with_barriers(data, known), spec, costs, rule)
     rows = [{"strategy": name, **one.metrics} for name, one in tested.items()]
     rows.append({"strategy": "random", **pd.DataFrame([one.metrics for one in shifted]).mean().to_dict()})
-    own: Backtest = tested[model]
-    lacking = describe_lacking_sessions(own.equity, own.trades)
+    traded: Backtest = tested[model]
+    own, lacking = pd.Series(traded.metrics), describe_lacking_sessions(traded.equity, traded.trades)
     folder = stored_path(workspace.results / symbol, artifact.facts["run_id"], inside=workspace.results)
     name = "backtest" if split == "test" else f"backtest-{split}"
     name += f"-rule-{fingerprint_json(asdict(rule))[:8]}" if by_hand else ""
-    files.write(folder / f"{name}.csv", own.trades.to_csv(index=False).encode())
-    files.write_json(folder / f"{name}.json", {})  # counts as a trial from here on
-    result = BacktestResult(
+    trades_path, path = folder / f"{name}.csv", folder / f"{name}.json"
+    files.write(trades_path, traded.trades.to_csv(index=False).encode())
+    files.write_json(path, {})  # counts as a trial from here on
+    luck = _luck_of_sessions(traded, count_trials(workspace, symbol), lacking)
+    curves, strategies = _session_curves(model, tested, shifted), pd.DataFrame(rows)
+    said = {
+        "net_sentence": _net_sentence(own), "rule_sentence": _rule_sentence(own, rule, costs, by_hand),
+        "luck_sentence": luck_sentence(own, luck, lacking),
+        "findings": sort_findings([cost_finding(own["net"], own["break_even_ticks"], own["cost_ticks"])]),
+    }  # fmt: skip
+    holes, rolls, trades = (int(own[column]) for column in ("hole_exits", "roll_exits", "trades"))
+    ended = f"{holes:,} of {trades:,} trades ended at the last bar before missing ones, {rolls:,} before a roll."
+    seconds = time.perf_counter() - started
+    table = strategies.set_index("strategy")[SHOWN].round(2).T
+    lines = [
+        *table.to_string().splitlines(), *([ended] if holes + rolls else []), said["luck_sentence"],
+        said["rule_sentence"], f"trades {trades_path}", f"facts {path}",
+    ]  # fmt: skip
+    first = f"{model} traded on the {split} rows of {symbol} after costs, {seconds:.1f} s"
+    result = Result(
+        [first, *(f"  {line}" for line in lines), *finding_lines(said["findings"])],
+        figure=lambda: plots.plot_equity(curves, model),
+        also={"own": own, "frame": traded.trades, "history": traded.equity, "curves": curves, **said},
         symbol=symbol, horizon=horizon, model=model, run_id=artifact.facts["run_id"], split=split,
-        contract=dict(vars(spec)), costs=asdict(costs), rule=asdict(rule), by_hand=by_hand, least_edges=edges,
-        first=known.index[0].isoformat(), last=known.index[-1].isoformat(), quick=bool(artifact.facts["limited"]),
-        strategies=pd.DataFrame(rows), frame=own.trades,
-        luck=_luck_of_sessions(own, count_trials(workspace, symbol), lacking), lacking=lacking,
-        history=own.equity, curves=(curves := _session_curves(model, tested, shifted)),
-        trades_path=folder / f"{name}.csv", path=folder / f"{name}.json",
-        draw=lambda: plots.plot_equity(curves, model), seconds=time.perf_counter() - started,
+        contract=dict(vars(spec)), strategies=strategies, luck=luck, lacking=lacking, least_edges=edges,
+        costs=asdict(costs), rule=asdict(rule), by_hand=by_hand, first=known.index[0].isoformat(),
+        last=known.index[-1].isoformat(), quick=bool(artifact.facts["limited"]), trades_path=trades_path, path=path,
+        seconds=seconds,
     )  # fmt: skip
-    files.write_json(result.path, result.to_dict() | {"luck_sentence": result.luck_sentence})
+    files.write_json(path, result.to_dict() | {"luck_sentence": said["luck_sentence"]})
     return result
+
+
+def _net_sentence(own: pd.Series) -> str:
+    """Return the net result after costs, in a sentence."""
+    return (
+        f"{own['net']:+,.0f} in the contract's currency, in {own['trades']:,.0f} trades of one contract; they "
+        f"break even at {own['break_even_ticks']:.2f} ticks a round trip and paid {own['cost_ticks']:.2f}."
+    )
+
+
+def _rule_sentence(own: pd.Series, rule: TradingRule, costs: CostSpec, by_hand: bool) -> str:
+    """Return the least edge and the costs, and how they were chosen, in a sentence."""
+    how = "a rule chosen by hand" if by_hand else "chosen on validation rows"
+    fill = costs.spread_ticks / 2 + costs.slippage_ticks
+    return (
+        f"Trades open where |p_long - p_short| is {rule.least_edge:g} or more ({how}); each fill pays "
+        f"{fill:g} tick{'s' * (fill != 1)}, commission and fees: {own['cost_ticks']:.2f} ticks a round trip."
+    )
+
+
+def luck_sentence(own: Mapping[str, float], luck: Mapping[str, float], lacking: str) -> str:
+    """Return the verdict on the net result after costs and trials, in a sentence."""
+    trials, deflated, needed = int(luck["trials"]), luck["deflated_sharpe"], luck["sessions_needed"]
+    tried = f"{trials} trial{'s' * (trials != 1)} on this symbol"
+    if not own["net"] > 0:
+        return f"No edge after costs: nothing is left ({tried})."
+    if lacking:
+        return f"No verdict: not enough sessions: {lacking} ({tried})."
+    if deflated > 0.95:
+        return f"A Sharpe ratio above 0 is {deflated:.1%} probable after {tried}, on {own['sessions']:.0f} sessions."
+    enough = own["sessions"] < needed < 1e6
+    more = f"; at this ratio, {needed:,.0f} would show one of a single trial" if enough else ""
+    chance = f"a true ratio above 0 is {deflated:.0%} probable"
+    return f"Not certain after costs: {chance} after {tried}, on {own['sessions']:.0f} sessions{more}."
 
 
 def _trade_least_edges(
@@ -225,7 +193,7 @@ def _trade_least_edges(
 
 
 def _session_curves(model: str, tested: Mapping[str, Backtest], shifted: Sequence[Backtest]) -> pd.DataFrame:
-    """Return the curves of `BacktestResult`: index known_at of each session's last bar."""
+    """Return the curves of `Result`: index known_at of each session's last bar."""
     last = ~tested[model].equity["session"].duplicated(keep="last")
     curves = {name: tested[name].equity.loc[last, "equity"] for name in (model, "always_long", "clock")}
     others = np.stack([one.equity.loc[last, "equity"].to_numpy() for one in shifted])

@@ -1,32 +1,58 @@
-"""Evaluation of finished models on the rows that all of them predict, beside the baselines."""
+"""Evaluation of finished models on the rows that all of them predict, beside the baselines.
+
+Everything fitted here (class prior, clock) sees the training rows that the caller names, and no other. The baselines
+are counted once; every table, verdict, finding and figure reads the same forecasts.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
+from ml_factory.data.sessions import MINUTE_NS
 from ml_factory.ensemble.stacking import equal_weight_probabilities
-from ml_factory.evaluation.findings import Finding
-from ml_factory.evaluation.metrics import PROBABILITIES
-from ml_factory.evaluation.verdict import ModelVerdict
+from ml_factory.evaluation.baselines import (
+    BASELINES,
+    ClockBaseline,
+    last_move_baseline_probabilities,
+    prior_baseline_probabilities,
+)
+from ml_factory.evaluation.calibration import calibration_by_class, condition_on_classes
+from ml_factory.evaluation.findings import (
+    PARTS,
+    Finding,
+    baseline_finding,
+    calibration_finding,
+    concentration_finding,
+    few_rows_finding,
+    overfit_finding,
+    sort_findings,
+    too_good_finding,
+    trials_finding,
+    unchecked_note,
+)
+from ml_factory.evaluation.intervals import gain_interval_by_class
+from ml_factory.evaluation.metrics import (
+    PROBABILITIES,
+    compute_forecast_metrics,
+    negative_log_probabilities,
+    row_log_loss,
+)
+from ml_factory.evaluation.verdict import (
+    ModelVerdict,
+    describe_missing_classes,
+    model_verdict,
+    verdict_gains_of_rows,
+)
 from ml_factory.inference.predict import common_prediction_index
+from ml_factory.runs import count_trials
 from ml_factory.storage.artifact_registry import Artifact
 from ml_factory.storage.workspace import Workspace
+from ml_factory.targets.labels import expected_label_classes
+from ml_factory.targets.weights import effective_sample_size
 from ml_factory.workflows import predictions
-from ml_factory.workflows.dataset_evaluation import (
-    baseline_training_rows,
-    dataset_best_baseline,
-    dataset_calibration_by_class,
-    dataset_gain_over_forecast,
-    dataset_metrics_with_baselines,
-    dataset_missing_classes,
-    dataset_weighted_prior_loss,
-    prepared_dataset_verdict,
-)
-from ml_factory.workflows.model_findings import find_model_issues, gain_by_month
-from ml_factory.workflows.prepared_dataset import PreparedDataset
-from ml_factory.workflows.runs.stored_runs import count_trials
+from ml_factory.workflows.prepared_dataset import PreparedDataset, dataset_rows_with_weight
 
 EQUAL_POOL = "equal_pool"
 
@@ -40,9 +66,10 @@ class Evaluation:
     metrics : a row per split (validation, test) and forecast, the baselines among them.
     verdicts : model -> its verdict on the test rows, over every baseline; the best one was chosen on validation rows.
     chosen : the model with the smallest log loss on validation rows.
-    months, findings : of the chosen model, `gain_by_month` over the best baseline and the most severe finding first.
+    months, findings : of the chosen model: rows and gain over the best baseline, summed nats, by calendar month (UTC),
+        and the most severe finding first.
     calibration : predicted and observed frequency by class on test rows, `dataset_calibration_by_class`.
-    priors : split -> weighted loss of the class prior, comparable with a history's losses on that split.
+    prior_loss : weighted loss of the class prior on validation rows, comparable with a history's validation losses.
     reference_gains : reference forecast -> gain over it on test rows, in nats, with its 95 % interval.
     artifacts : model -> its artifact.
     """
@@ -53,11 +80,11 @@ class Evaluation:
     verdicts: Mapping[str, ModelVerdict]
     chosen: str
     months: pd.DataFrame
-    findings: tuple[Finding, ...] = ()
-    calibration: pd.DataFrame | None = None
-    priors: Mapping[str, float] = field(default_factory=dict)
-    reference_gains: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
-    artifacts: Mapping[str, Artifact] = field(default_factory=dict)
+    findings: tuple[Finding, ...]
+    calibration: pd.DataFrame
+    prior_loss: float
+    reference_gains: Mapping[str, tuple[float, float, float]]
+    artifacts: Mapping[str, Artifact]
 
     @property
     def verdict(self) -> ModelVerdict:
@@ -77,38 +104,82 @@ def evaluate_artifacts(workspace: Workspace, data: PreparedDataset, artifacts: M
     artifacts : model -> its artifact. A stack alone is compared with the plain mean of its models too.
     """
     frames = {name: predictions.load_or_make_predictions(workspace, data, one) for name, one in artifacts.items()}
-    index, parts = common_prediction_index(frames), {}
-    for name, rows in data.splits.items():
-        parts[name] = rows[data.labels.index[rows].isin(index)]
-    given = {part: _probabilities(data, frames, rows) for part, rows in parts.items()}
-    references = _equal_pool(workspace, data, *artifacts.values(), parts=parts) if len(artifacts) == 1 else {}
+    index = common_prediction_index(frames)
+    parts = {name: rows[data.labels.index[rows].isin(index)] for name, rows in data.splits.items()}
     train_rows = baseline_training_rows(data, np.concatenate([*parts.values()]))
-    best, tables, priors = dataset_best_baseline(data, train_rows, parts["validation"]), {}, {}
+    given = {part: _probabilities(data, frames, rows) for part, rows in parts.items()}
+    counted = {part: prepared_dataset_baselines(data, train_rows, rows) for part, rows in parts.items()}
+    references = _equal_pool(workspace, data, artifacts, parts)
+    best, tables = best_baseline(data, parts["validation"], counted["validation"]), []
     for part in ("validation", "test"):
-        forecasts = given[part] | {who: p[part] for who, p in references.items()}
-        tables[part] = dataset_metrics_with_baselines(data, train_rows, parts[part], forecasts, best)
-        priors[part] = dataset_weighted_prior_loss(data, train_rows, parts[part])
-    losses, rows = tables["validation"].loc[list(artifacts), "log_loss"], parts["test"]
+        forecasts = given[part] | references.get(part, {}) | counted[part]
+        table = prepared_dataset_metrics(data, parts[part], forecasts, best).reset_index()
+        # Epoch, calibration and best baseline were chosen on validation rows: their figures flatter.
+        tables.append(table.assign(split=part, used_for_choosing=part == "validation"))
+    losses, rows = tables[0].set_index("name").loc[list(artifacts), "log_loss"], parts["test"]
     chosen = str(losses.idxmin()) if len(losses) > 1 else next(iter(artifacts))
-    lacking = dataset_missing_classes(data, parts | {"train": train_rows})
-    verdicts = {
-        name: prepared_dataset_verdict(data, train_rows, rows, name, p_N3, best, lacking)
-        for name, p_N3 in given["test"].items()
+    clear, times = data.unambiguous_mask[rows], data.labels.index[rows]
+    labels = {name: data.y[at[data.unambiguous_mask[at]]] for name, at in (parts | {"train": train_rows}).items()}
+    lacking = describe_missing_classes(labels, expected_label_classes(data.kind))
+    effective, weight = effective_sample_size(data.labels.iloc[rows], clear.astype(float)), clear.astype(float)
+    verdicts = {}
+    for name, p_N3 in given["test"].items():
+        gains = verdict_gains_of_rows(data.y[rows], p_N3, counted["test"], weight, horizon=data.horizon, times_N=times)
+        verdicts[name] = model_verdict(
+            name, gains, best, rows=int(clear.sum()), effective_rows=effective, kind=data.kind, lacking=lacking
+        )
+    own = {part: given[part][chosen] for part in parts}
+    gain_N = _row_gains(data, rows, own["test"], counted["test"][best])
+    months = pd.Series(gain_N).groupby(np.asarray(times[clear].strftime("%Y-%m"))).agg(rows="size", gain="sum")
+    calibration = dataset_calibration_by_class(data, rows, given["test"])
+    over_prior = {
+        part: _mean(_row_gains(data, parts[part], own[part], counted[part]["prior"]))
+        for part in ("train", "validation")
     }
-    months = gain_by_month(data, train_rows, rows, given["test"][chosen], best)
-    predicted = {part: (at, given[part][chosen]) for part, at in parts.items()}
-    # Epoch, calibration and best baseline were chosen on validation rows: their figures flatter.
-    metrics = [
-        table.reset_index().assign(split=part, used_for_choosing=part == "validation") for part, table in tables.items()
-    ]
     return Evaluation(
-        rows, given["test"], pd.concat(metrics, ignore_index=True), verdicts, chosen, months,
-        find_model_issues(data, verdicts[chosen], predicted, months, count_trials(workspace, data.symbol)),
-        dataset_calibration_by_class(data, rows, given["test"]), priors,
-        {who: dataset_gain_over_forecast(data, rows, given["test"][chosen], p["test"])
-         for who, p in references.items()},
-        dict(artifacts),
+        rows=rows, forecasts=given["test"], metrics=pd.concat(tables, ignore_index=True), verdicts=verdicts,
+        chosen=chosen, months=months.rename_axis("month"), calibration=calibration,
+        findings=_findings(
+            verdicts[chosen], months, calibration[calibration["name"] == chosen], over_prior,
+            count_trials(workspace, data.symbol),
+        ),
+        prior_loss=dataset_weighted_prior_loss(data, train_rows, parts["validation"]),
+        reference_gains={
+            who: dataset_gain_over_forecast(data, rows, own["test"], p)
+            for who, p in references.get("test", {}).items()
+        },
+        artifacts=dict(artifacts),
     )  # fmt: skip
+
+
+def _findings(
+    verdict: ModelVerdict, months: pd.DataFrame, calibration: pd.DataFrame, over_prior: Mapping[str, float],
+    trials: int,
+) -> tuple[Finding, ...]:  # fmt: skip
+    """Return the findings on a model, the most severe first, and a note of what was not checked.
+
+    over_prior : mean gain over the class prior on the training and validation rows; NaN without rows.
+    """
+    return sort_findings([
+        baseline_finding(verdict), too_good_finding(verdict), few_rows_finding(verdict),
+        overfit_finding(over_prior["train"], over_prior["validation"]), concentration_finding("month", months["gain"]),
+        calibration_finding(calibration), trials_finding(verdict, trials),
+        unchecked_note({
+            "overfitting": "" if np.isfinite(over_prior["train"]) else "QUICK predicted no training row",
+            "one month that carries the gain": "" if len(months) >= PARTS else f"the test rows are of {len(months)}",
+        }),
+    ])  # fmt: skip
+
+
+def _row_gains(data: PreparedDataset, rows: np.ndarray, p_N3: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Return the gain over another forecast of each unambiguous one of `rows`, in nats."""
+    clear = data.unambiguous_mask[rows]
+    y = data.y[rows[clear]]
+    return row_log_loss(y, other[clear]) - row_log_loss(y, p_N3[clear])
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if len(values) else float("nan")
 
 
 def _probabilities(
@@ -119,15 +190,137 @@ def _probabilities(
 
 
 def _equal_pool(
-    workspace: Workspace, data: PreparedDataset, artifact: Artifact, parts: Mapping[str, np.ndarray]
+    workspace: Workspace, data: PreparedDataset, artifacts: Mapping[str, Artifact], parts: Mapping[str, np.ndarray]
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Return, for a stack, the plain mean of its calibrated base models by part: a pool without learnt weights."""
-    if artifact.kind != predictions.STACK:
+    """Return, for a stack alone, the plain mean of its calibrated base models by part: a pool without weights."""
+    if list(artifacts) != [predictions.STACK]:
         return {}
-    bases = predictions.base_model_artifacts(workspace, artifact)
+    bases = predictions.base_model_artifacts(workspace, artifacts[predictions.STACK])
     frames = {name: predictions.load_or_make_predictions(workspace, data, base) for name, base in bases.items()}
     return {
-        EQUAL_POOL: {
-            part: equal_weight_probabilities(_probabilities(data, frames, rows)) for part, rows in parts.items()
-        }
+        part: {EQUAL_POOL: equal_weight_probabilities(_probabilities(data, frames, rows))}
+        for part, rows in parts.items()
     }
+
+
+# ---- baselines, metrics and calibration of rows --------------------------------------------------------------------
+
+
+def prepared_dataset_baselines(
+    data: PreparedDataset, train_rows: np.ndarray, rows: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Compute forecasts of the BASELINES for `rows`, counted on `train_rows`: name -> float64 (len(rows), 3).
+
+    Rows count as in the metrics, each unambiguous row once. With training weights, under which long neutral labels
+    count less, the prior was mostly worse than the uniform forecast (docs/log.md).
+    """
+    train_rows = train_rows[data.unambiguous_mask[train_rows]]
+    y = data.y[train_rows]
+    fitted = _fit_clock(data, train_rows)
+    found = {
+        "prior": prior_baseline_probabilities(y, None, len(rows)),
+        "last_move": last_move_baseline_probabilities(data.last_move[train_rows], y, data.last_move[rows]),
+        "clock": fitted.predict(data.clock.take(rows)),
+        "clock_volatility": fitted.predict(data.clock.take(rows), data.volatility[rows]),
+    }
+    return {name: condition_on_classes(p_N3, data.classes.values()) for name, p_N3 in found.items()}
+
+
+def _fit_clock(data: PreparedDataset, train_rows: np.ndarray) -> ClockBaseline:
+    """Fit the clock baseline, with volatility, on these rows, in time order."""
+    rows = np.sort(train_rows)
+    minutes, bars = np.diff(data.labels.index[rows].as_unit("ns").asi8) / MINUTE_NS, np.diff(data.row[rows])
+    bar_minutes = float(np.median(minutes / bars)) if len(rows) > 1 else 1.0
+    return ClockBaseline.fit(
+        data.clock.take(rows), data.y[rows], horizon=data.horizon, bar_minutes=bar_minutes,
+        volatility=data.volatility[rows],
+    )  # fmt: skip
+
+
+def best_baseline(data: PreparedDataset, rows: np.ndarray, counted: Mapping[str, np.ndarray]) -> str:
+    """Return the name of the baseline with the smallest log loss on the unambiguous ones of `rows`.
+
+    rows : validation rows, or the early-stopping rows of a fold; never test rows. "prior" where all are ambiguous.
+    counted : forecasts of these rows, as of `prepared_dataset_baselines`.
+    """
+    clear = data.unambiguous_mask[rows]
+    if not clear.any():
+        return BASELINES[0]
+    losses = {name: row_log_loss(data.y[rows[clear]], p[clear]).mean() for name, p in counted.items()}
+    return min(losses, key=losses.get)
+
+
+def prepared_dataset_metrics(
+    data: PreparedDataset, rows: np.ndarray, forecasts: dict[str, np.ndarray], best: str
+) -> pd.DataFrame:
+    """Compute metrics of each forecast on `rows`, each unambiguous row once.
+
+    `effective_rows` is reduced by the overlap of the rows' labels.
+    """
+    clear = data.unambiguous_mask[rows].astype(float)
+    effective = effective_sample_size(data.labels.iloc[rows], clear)
+    times = data.labels.index[rows]
+    return compute_forecast_metrics(
+        forecasts, data.y[rows], clear, best=best, horizon=data.horizon, effective_rows=effective, times=times
+    )
+
+
+def dataset_calibration_by_class(
+    data: PreparedDataset, rows: np.ndarray, forecasts: Mapping[str, np.ndarray]
+) -> pd.DataFrame:
+    """Compute `calibration_by_class` of each forecast on the unambiguous ones of `rows`.
+
+    forecasts : name -> float64 (len(rows), 3).
+
+    Returns
+    -------
+    DataFrame with a row per forecast (`name`) and class.
+    """
+    clear, tables = data.unambiguous_mask[rows], []
+    options = {"horizon": data.horizon, "times_N": data.labels.index[rows][clear], "classes": data.classes}
+    for name, p_N3 in forecasts.items():
+        table = calibration_by_class(data.y[rows][clear], p_N3[clear], **options)
+        table.insert(0, "name", name)
+        tables.append(table)
+    return pd.concat(tables, ignore_index=True)
+
+
+def dataset_gain_over_forecast(
+    data: PreparedDataset, rows: np.ndarray, p_N3: np.ndarray, other: np.ndarray
+) -> tuple[float, float, float]:
+    """Compute the gain in log loss of `p_N3` over `other` on the unambiguous ones of `rows`: (gain, low, high), 95 %,
+    nats.
+
+    The interval is that of the row-wise differences, so errors that both share cancel.
+    """
+    by_class = negative_log_probabilities(other) - negative_log_probabilities(p_N3)
+    clear = data.unambiguous_mask[rows].astype(float)
+    times = data.labels.index[rows]
+    gain = gain_interval_by_class(by_class, data.y[rows], clear, horizon=data.horizon, times_N=times)
+    return gain.mean, gain.low, gain.high
+
+
+def dataset_weighted_prior_loss(data: PreparedDataset, train_rows: np.ndarray, rows: np.ndarray) -> float:
+    """Compute the log loss of the class prior on `rows` with training weights, as the loss of a training is measured.
+
+    Comparable with the losses of a history; metrics count each row once instead.
+    """
+    train_rows, train_weights = dataset_rows_with_weight(data, train_rows)
+    rows, weights = dataset_rows_with_weight(data, rows)
+    p_N3 = condition_on_classes(
+        prior_baseline_probabilities(data.y[train_rows], train_weights, len(rows)), data.classes.values()
+    )
+    return float(np.average(row_log_loss(data.y[rows], p_N3), weights=weights))
+
+
+def baseline_training_rows(data: PreparedDataset, predicted: np.ndarray) -> np.ndarray:
+    """Return the training rows whose windows are as long as those of all predicted rows, on which baselines are counted
+    (QUICK predicts only some of them): later rows of a session have another class balance.
+
+    predicted : positions of rows in any split.
+    """
+    first = np.flatnonzero(np.diff(data.segment, prepend=data.segment[0] - 1))  # bar of each segment
+    bars = data.row[predicted]
+    lookback = int((bars - first[np.searchsorted(first, bars, side="right") - 1]).min()) + 1
+    train = data.splits["train"]
+    return train[data.full_window_mask(lookback)[train]]

@@ -5,7 +5,6 @@ F features, T steps.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,60 +15,33 @@ from ml_factory.errors import SettingsError
 from ml_factory.inference.predict import TrainedModel
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.registry import build_model_from_state, find_model_spec
+from ml_factory.result import Result
 from ml_factory.storage.workspace import Workspace, check_symbol
 from ml_factory.workflows import predictions
 from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.prepared_dataset import dataset_input_reader
-from ml_factory.workflows.results.base import Result
 
 BATCH = 64
 MIDDLE = (10, 90)  # percentiles
 plots = LazyModule("ml_factory.evaluation.plots")  # matplotlib comes with the extra train
 
 
-@dataclass(frozen=True)
-class ExplainResult(Result):
-    """Variable selection and attention of a network on validation rows; both tables are None where it has no
-    explanation.
-
-    shares : index feature; share of the variable selection (sum 1), low and high (percentiles 10 and 90 of the rows),
-        largest first.
-    attention : index bars_back; attention, low, high.
-    rows : number of rows that were explained.
-    """
-
-    symbol: str
-    horizon: int
-    model: str
-    rows: int
-    shares: pd.DataFrame | None
-    attention: pd.DataFrame | None
-
-    def summary(self) -> str:
-        if self.shares is None:
-            return f"{self.model} has no explanation; MODEL = 'tft' has one"
-        first = ", ".join(f"{name} {share:.1%}" for name, share in self.shares["share"].head(5).items())
-        newest = self.attention.loc[0, "attention"]
-        return (
-            f"{self.model} on {self.rows:,} validation rows of {self.symbol}: selects {first}; "
-            f"{newest:.0%} of its attention is on the newest of {len(self.attention)} bars ({self.seconds:.1f} s)"
-        )
-
-    def pictures(self) -> list[Any]:
-        """Return two figures, variables and attention over time; [] where the network has no explanation."""
-        if self.shares is None:
-            return []
-        return [plots.plot_variable_shares(self.shares), plots.plot_attention(self.attention)]
-
-
 def explain(
     workspace: Workspace | str | Path, symbol: str, horizon: int, model: str, *, rows: int = 512, run: str = ""
-) -> ExplainResult:
+) -> Result:
     """Explain the newest finished model of the prepared data on validation rows.
 
     rows : number of evenly spaced validation rows, at most.
     run : run id; "" for the newest on this data.
     Raises SettingsError for a model without windows, NotPreparedError where none is finished.
+
+    The result has, None and [] where the network has no explanation,
+
+    shares : index feature; share of the variable selection (sum 1), low and high (percentiles 10 and 90 of the rows),
+        largest first.
+    attention : index bars_back; attention, low, high.
+    rows : number of rows that were explained.
+    pictures : two figures, variables and attention over time.
     """
     started, workspace, symbol = time.perf_counter(), Workspace(workspace), check_symbol(symbol)
     if not find_model_spec(model).windowed:
@@ -81,19 +53,27 @@ def explain(
     artifact = predictions.find_artifact_to_predict(workspace, symbol, horizon, model, run, data.fingerprint)
     fitted = build_model_from_state(TrainedModel.from_state(artifact.load_state()).model_state)
     explain_method = getattr(fitted.network, "explain", None)
-    shares, attention, some = None, None, np.empty(0, np.int64)
-    if explain_method is not None:
-        usable = data.splits["validation"][data.full_window_mask(fitted.lookback)[data.splits["validation"]]]
-        some = usable[np.unique(np.linspace(0, len(usable) - 1, min(rows, len(usable))).astype(np.int64))]
-        windows = dataset_input_reader(data, data.scaler, fitted)(some)
-        share_NF, attention_NT = _shares_and_attention(explain_method, windows)
-        shares = _table(share_NF, "share", pd.Index(data.features.columns, name="feature"))
-        back = pd.RangeIndex(fitted.lookback - 1, -1, -1, name="bars_back")
-        attention = _table(attention_NT, "attention", back)
-        shares = shares.sort_values("share", ascending=False, kind="stable")
-    return ExplainResult(
-        symbol=symbol, horizon=horizon, model=model, rows=len(some), shares=shares, attention=attention,
-        seconds=time.perf_counter() - started,
+    facts = {"symbol": symbol, "horizon": horizon, "model": model}
+    if explain_method is None:
+        none = {"rows": 0, "shares": None, "attention": None, "seconds": time.perf_counter() - started}
+        return Result([f"{model} has no explanation; MODEL = 'tft' has one"], also={"pictures": []}, **facts, **none)
+    usable = data.splits["validation"][data.full_window_mask(fitted.lookback)[data.splits["validation"]]]
+    some = usable[np.unique(np.linspace(0, len(usable) - 1, min(rows, len(usable))).astype(np.int64))]
+    windows = dataset_input_reader(data, data.scaler, fitted)(some)
+    share_NF, attention_NT = _shares_and_attention(explain_method, windows)
+    shares = _table(share_NF, "share", pd.Index(data.features.columns, name="feature"))
+    shares = shares.sort_values("share", ascending=False, kind="stable")
+    attention = _table(attention_NT, "attention", pd.RangeIndex(fitted.lookback - 1, -1, -1, name="bars_back"))
+    selects = ", ".join(f"{name} {share:.1%}" for name, share in shares["share"].head(5).items())
+    seconds, newest = time.perf_counter() - started, attention.loc[0, "attention"]
+    line = (
+        f"{model} on {len(some):,} validation rows of {symbol}: selects {selects}; "
+        f"{newest:.0%} of its attention is on the newest of {len(attention)} bars ({seconds:.1f} s)"
+    )
+    pictures = [plots.plot_variable_shares(shares), plots.plot_attention(attention)]
+    return Result(
+        [line], also={"pictures": pictures}, **facts, rows=len(some), shares=shares, attention=attention,
+        seconds=seconds,
     )  # fmt: skip
 
 

@@ -1,63 +1,54 @@
 """Export a finished model: one bundle that predicts raw bars, or files for other programs."""
 
+import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
+import ml_factory
 from ml_factory.argument_checks import check_horizon
-from ml_factory.errors import FactoryError, SettingsError
-from ml_factory.inference.bundle import Bundle
-from ml_factory.inference.predict import TrainedModel
+from ml_factory.code_fingerprint import source_hash
+from ml_factory.data.io import load_bars
+from ml_factory.datasets.store import open_current_store
+from ml_factory.errors import BarsError, FactoryError, NotPreparedError, SettingsError
+from ml_factory.inference.bundle import Bundle, custom_feature_modules, make_example
+from ml_factory.inference.guard_reference import FinishedRows, fit_guard_reference
+from ml_factory.inference.predict import FittedModels, PredictionSpec, TrainedModel, installed_library_versions
 from ml_factory.lazy_module import LazyModule
-from ml_factory.models.registry import find_model_spec
+from ml_factory.leakage.certificate import certificate_path, read_certificate
+from ml_factory.models.registry import find_model_spec, registered_source_hash
+from ml_factory.result import Result
+from ml_factory.settings import DATA_PACKAGES
 from ml_factory.storage.artifact_registry import Artifact
 from ml_factory.storage.files import files
+from ml_factory.storage.json_values import to_json_value
+from ml_factory.storage.serialization import serialize_state
 from ml_factory.storage.stored_paths import stored_path
-from ml_factory.storage.workspace import Workspace, check_symbol
+from ml_factory.storage.workspace import Workspace, check_symbol, push_workspace_on_exit
 from ml_factory.workflows import predictions
-from ml_factory.workflows.build_bundle import build_bundle
+from ml_factory.workflows.evaluation import evaluate_artifacts
 from ml_factory.workflows.load_prepared import load_dataset
-from ml_factory.workflows.results.base import Result
+from ml_factory.workflows.prepared_dataset import PreparedDataset
 
 FORMATS = ("bundle", "onnx", "pt2", "pth")
 PTH, _ENDINGS = "model_tpu.pth", {"bundle": "bundle", "card": "md", "pt2": "pt2"}
-network_graph = LazyModule("ml_factory.inference.onnx")
+onnx_export = LazyModule("ml_factory.inference.onnx")  # onnx comes with an extra
 state_dict = LazyModule("ml_factory.training.export_state_dict")  # torch comes with the networks only
+_log = logging.getLogger("ml_factory")
+_FACTS = ("symbol", "horizon", "model", "run_id", "data", "split_times", "limited", "inexact")
+_METRICS = (
+    "split", "name", "log_loss", "accuracy", "gain_best", "gain_best_low", "gain_best_high", "best_baseline",
+    "direction_gain", "direction_low", "rows", "effective_rows",
+)  # fmt: skip
 
 
-@dataclass(frozen=True)
-class ExportResult(Result):
-    """Exported files of a model.
-
-    paths : format -> file; "card" is the bundle's model card.
-    python : lines of Python that use the files elsewhere.
-    choice : why this run's model was taken, in words.
-    no_onnx : why there is no ONNX graph although none was ruled out; "" otherwise.
-    """
-
-    symbol: str
-    horizon: int
-    model: str
-    run_id: str
-    choice: str
-    paths: dict[str, Path]
-    python: list[str]
-    no_onnx: str = ""
-
-    def summary(self) -> str:
-        written = [f"  {name}: {path}" for name, path in self.paths.items()]
-        without = [f"  no onnx: {self.no_onnx}"] if self.no_onnx else []
-        lines = ["  to use it:", *(f"    {line}" for line in self.python)]
-        first = f"{self.model} on {self.symbol}, from run {self.run_id} ({self.choice})"
-        return "\n".join([first, *written, *without, *lines])
-
-
+@push_workspace_on_exit
 def export(
     workspace: Workspace | str | Path, symbol: str, horizon: int, model: str, formats: Sequence[str] | None = None, *,
     run: str = "", out: str | Path | None = None,
-) -> ExportResult:  # fmt: skip
+) -> Result:  # fmt: skip
     """Write the newest finished model or stack for use without the workspace, by default below results/SYMBOL/RUN/.
 
     formats : "bundle", all it takes to predict raw bars, and its model card in a second file; "onnx", a graph from
@@ -71,6 +62,9 @@ def export(
     Nothing is written unless everything can be, and each graph predicts as its model does. Raises SettingsError for
     another format or a model that does not have it, NotPreparedError where none is finished or its prepared data is
     gone, FactoryError naming the worst row of a graph that predicts otherwise.
+
+    The result has `paths`, format -> file ("card" is the model card); `python`, lines that use the files elsewhere;
+    `choice`, why this run's model was taken; `no_onnx`, why there is no graph although none was ruled out.
     """
     started, workspace, symbol = time.perf_counter(), Workspace(workspace), check_symbol(symbol)
     optional = formats is None
@@ -83,9 +77,13 @@ def export(
     no_onnx = ""
     if {"bundle", "onnx"} & set(formats):
         data = load_dataset(workspace, symbol, horizon)
-        bundle, no_onnx = _build(
-            partial(build_bundle, workspace, data, artifact, files_of["bundle"]), formats, optional
-        )
+        given = workspace, data, artifact, files_of["bundle"]
+        try:
+            bundle = build_bundle(*given, with_onnx="onnx" in formats)
+        except FactoryError as error:
+            if not optional:
+                raise
+            bundle, no_onnx = build_bundle(*given, with_onnx=False), str(error)
         if "bundle" in formats:
             content |= {"bundle": bundle.to_bytes(), "card": bundle.card.encode()}
         for base, graph in bundle.graphs.items():
@@ -97,20 +95,15 @@ def export(
     python = [line for kind, path in paths.items() for line in _python_lines(kind, path, artifact)]
     for kind, path in paths.items():
         files.write(path, content[kind])
-    return ExportResult(
-        symbol=symbol, horizon=horizon, model=model, run_id=run_id, paths=paths, python=python, no_onnx=no_onnx,
-        choice=predictions.describe_run_choice(workspace, artifact, run), seconds=time.perf_counter() - started,
+    choice = predictions.describe_run_choice(workspace, artifact, run)
+    lines = [
+        f"{model} on {symbol}, from run {run_id} ({choice})", *(f"  {kind}: {path}" for kind, path in paths.items()),
+        *([f"  no onnx: {no_onnx}"] if no_onnx else []), "  to use it:", *(f"    {line}" for line in python),
+    ]  # fmt: skip
+    return Result(
+        lines, symbol=symbol, horizon=horizon, model=model, run_id=run_id, choice=choice, paths=paths, python=python,
+        no_onnx=no_onnx, seconds=time.perf_counter() - started,
     )  # fmt: skip
-
-
-def _build(build: Callable[..., Bundle], formats: Sequence[str], optional: bool) -> tuple[Bundle, str]:
-    """Return the bundle, and why it has no ONNX graph where it should, which is an error unless that is `optional`."""
-    try:
-        return build(with_onnx="onnx" in formats), ""
-    except FactoryError as error:
-        if not optional:
-            raise
-        return build(with_onnx=False), str(error)
 
 
 def _path(workspace: Workspace, artifact: Artifact, file: str, out: str | Path | None) -> Path:
@@ -134,7 +127,7 @@ def _check_formats(formats: Sequence[str], model: str) -> None:
 def _network_files(artifact: Artifact, formats: set[str]) -> dict[str, bytes]:
     """Return the torch files of a network: its state dict, its program."""
     fitted = TrainedModel.from_state(artifact.load_state()).estimator
-    makers = {"pth": state_dict.export_state_dict_bytes, "pt2": network_graph.network_to_pt2}
+    makers = {"pth": state_dict.export_state_dict_bytes, "pt2": onnx_export.network_to_pt2}
     return {name: make(fitted) for name, make in makers.items() if name in formats}
 
 
@@ -161,3 +154,89 @@ def _python_lines(kind: str, path: Path, artifact: Artifact) -> list[str]:
             f"module.load_state_dict(torch.load({str(path)!r}, map_location='cpu', weights_only=True)); module.eval()",
         ]
     return []
+
+
+# ---- the bundle ----------------------------------------------------------------------------------------------------
+
+
+def build_bundle(
+    workspace: Workspace, data: PreparedDataset, artifact: Artifact, file: str, *, with_onnx: bool
+) -> Bundle:
+    """Return the bundle of a registered model or stack.
+
+    data : the prepared data it was trained on.
+    file : name of the file it will be written to, for the card.
+    with_onnx : also the ONNX graph of each model, which has passed the comparison on rows of the prepared data.
+    Raises NotPreparedError where the prepared data is not that of the model, or other code made it; SettingsError and
+    FactoryError for a model whose graph cannot be built, or fails the comparison.
+    """
+    if (data.fingerprint, source_hash(DATA_PACKAGES)) != (
+        artifact.facts["data"],
+        artifact.load_state()["spec"]["sources"],
+    ):
+        raise NotPreparedError(
+            "The prepared data is not the one this model was trained on", where=artifact.path,
+            got=f"data {data.fingerprint[:12]}", wanted=f"data {artifact.facts['data'][:12]} and the code of then",
+            next_step=f"python -m ml_factory prepare --symbol {data.symbol}, and train it again",
+        )  # fmt: skip
+    fitted = predictions.load_fitted_models(workspace, artifact)
+    models = {name: serialize_state(model.to_state()) for name, model in fitted.models.items()}
+    hashes = {name: sha256(one).hexdigest() for name, one in models.items()}
+    description = to_json_value(_describe(workspace, data, artifact, fitted) | {"file": file, "models": hashes})
+    graphs = {name: _checked_graph(data, name, model) for name, model in fitted.models.items()} if with_onnx else {}
+    bundle = Bundle(description, models, graphs, _guard_reference(workspace, data, artifact))
+    try:
+        return replace(bundle, example=make_example(bundle))
+    except FactoryError as error:
+        _log.warning("The bundle has no example, its predictions are not checked when it is loaded: %s", error)
+        return bundle
+
+
+def _checked_graph(data: PreparedDataset, name: str, model: TrainedModel) -> bytes:
+    """Return the ONNX graph of a model after the comparison with it."""
+    graph = onnx_export.model_to_onnx(model)
+    difference = onnx_export.check_onnx_graph(graph, model, data.features, segment=data.segment)
+    _log.info("ONNX graph of %s: its probabilities differ by at most %.1e", name, difference)
+    return graph
+
+
+def _guard_reference(workspace: Workspace, data: PreparedDataset, artifact: Artifact) -> bytes:
+    """Return the bytes of the guard's reference; b"" with a line in the log where there can be none."""
+    spec, clear = PredictionSpec.from_stored(data.settings), data.unambiguous_mask
+    forecasts = predictions.load_or_make_predictions(workspace, data, artifact)
+    rows = FinishedRows(data.features, forecasts, data.labels["label"][clear])
+    try:
+        bars, _ = load_bars(workspace, data.symbol, spec.bars, market=spec.market)
+        return fit_guard_reference(bars, spec.market, rows, artifact.facts["split_times"]).to_bytes()
+    except (BarsError, NotPreparedError) as error:
+        _log.warning("The bundle has no reference, its guard will check no drift: %s", error)
+        return b""
+
+
+def _describe(workspace: Workspace, data: PreparedDataset, artifact: Artifact, fitted: FittedModels) -> dict:
+    spec = PredictionSpec.from_stored(data.settings)
+    evaluation = evaluate_artifacts(workspace, data, {artifact.facts["model"]: artifact})
+    store = open_current_store(workspace, data.symbol)
+    certificate = read_certificate(certificate_path(workspace.processed(data.symbol), data.fingerprint, data.horizon))
+    report, metrics = store.facts["bars"], evaluation.metrics
+    off_tick = sum(found["count"] for found in report["findings"] if found["kind"] == "off_tick")
+    networks = {name: source for name in fitted.models if (source := registered_source_hash(name))}
+    return {name: artifact.facts[name] for name in _FACTS} | {
+        "classes": list(data.classes.values()), "spec": data.settings, "stack": _stack_state(fitted),
+        "feature_names": list(data.features.columns),
+        "lookback": fitted.lookback, "warmup_bars": spec.features.warmup_bars + fitted.lookback,
+        "custom": custom_feature_modules(spec), "networks": networks,
+        "raw": {name: store.facts["raw"][name] for name in ("hash", "rows", "bars")}
+        | {name: report[name] for name in ("first", "last")},
+        "off_tick": off_tick / max(report["rows"], 1),
+        "certificate": certificate and certificate.to_dict(),
+        "certified": certificate.describe() if certificate else "none: uncertified",
+        "metrics": metrics[[name for name in _METRICS if name in metrics]].to_dict("records"),
+        "verdict": evaluation.verdict.sentence,
+        "versions": installed_library_versions() | {"ml_factory": ml_factory.__version__},
+    }  # fmt: skip
+
+
+def _stack_state(fitted: FittedModels) -> dict | None:
+    """Return what a stack predicts with, as JSON values; None for a single model."""
+    return None if fitted.stack is None else {name: fitted.stack[name] for name in ("stack", "calibration", "spec")}

@@ -4,7 +4,6 @@ import shlex
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow
@@ -18,51 +17,19 @@ from ml_factory.data.databases.selected_rows import SelectedRows
 from ml_factory.data.databases.selection import RowSelection, check_output_format, format_time
 from ml_factory.errors import DatabaseError
 from ml_factory.progress import progress_phase
+from ml_factory.result import Result
 from ml_factory.storage.files import files
 from ml_factory.storage.mirror import Mirror
 from ml_factory.storage.workspace import nearest_legal_symbol
-from ml_factory.workflows.results.base import Result
 
 RECORD_SUFFIX = ".json"  # behind the file's own name
-
-
-@dataclass(frozen=True)
-class ExportDataResult(Result):
-    """Result of `export_data`.
-
-    first, last : times as the database writes them.
-    file_hash : SHA-256 of the file.
-    has_zone : False for times without a zone, which `prepare` must be told.
-    """
-
-    source: str
-    table: str
-    symbol: str | None
-    columns: list[str]
-    rows: int
-    first: str
-    last: str
-    file_hash: str
-    path: Path | str
-    record_path: Path | str
-    has_zone: bool
-
-    def summary(self) -> str:
-        zone = "" if self.has_zone else " --zone ZONE (the times carry none; such as America/Chicago)"
-        data, symbol = shlex.quote(str(self.path)), nearest_legal_symbol(self.symbol or "") or "SYMBOL"
-        return (
-            f"{self.symbol or self.table}: {self.rows:,} rows from {self.source}, {self.first} to {self.last}, "
-            f"exported in {self.seconds:.1f} s\n  equal to the database in rows, first and last time\n"
-            f"  {self.path}\n  {self.record_path}\n"
-            f"  next: python -m ml_factory prepare --data {data} --symbol {symbol}{zone}"
-        )
 
 
 def export_data(
     source: str, output: str | Path, *, table: str | None = None, symbol: str | None = None, start: str | None = None,
     end: str | None = None, columns: Sequence[str] | None = None, time_column: str | None = None,
     symbol_column: str | None = None,
-) -> ExportDataResult:  # fmt: skip
+) -> Result:  # fmt: skip
     """Export rows of a database in order of time to a Parquet or CSV file that `prepare` takes as it is.
 
     The file replaces an older one in one step, after count, first and last time were found equal to the database's;
@@ -75,6 +42,9 @@ def export_data(
     start, end : first time, and the first time that is left out; UTC unless they say another zone.
     columns : None: all but the symbol's.
     time_column, symbol_column : None: by their usual names.
+
+    The result has `first` and `last`, times as the database writes them; `file_hash`, SHA-256 of the file; `has_zone`,
+    False for times without a zone, which `prepare` must be told.
 
     Raises SettingsError, BarsError, DatabaseError, WorkspaceError, MissingPackageError.
     """
@@ -98,10 +68,18 @@ def export_data(
     files.write_json(record, {**facts, "start": start, "end": end, "file": path.name})
     if mirror is not None:
         mirror.push(path.name)
-    return ExportDataResult(
-        **facts, path=str(output) if mirror else path, record_path=f"{output}{RECORD_SUFFIX}" if mirror else record,
-        has_zone=rows.schema.types[0] != pyarrow.timestamp("us"), seconds=time.perf_counter() - started,
-    )  # fmt: skip
+    has_zone = rows.schema.types[0] != pyarrow.timestamp("us")
+    shown, record_shown = (str(output), f"{output}{RECORD_SUFFIX}") if mirror else (path, record)
+    zone = "" if has_zone else " --zone ZONE (the times carry none; such as America/Chicago)"
+    named = nearest_legal_symbol(rows.symbol or "") or "SYMBOL"
+    seconds = time.perf_counter() - started
+    lines = [
+        f"{rows.symbol or rows.table}: {rows.rows:,} rows from {address.shown}, {facts['first']} to {facts['last']}, "
+        f"exported in {seconds:.1f} s",
+        "  equal to the database in rows, first and last time", f"  {shown}", f"  {record_shown}",
+        f"  next: python -m ml_factory prepare --data {shlex.quote(str(shown))} --symbol {named}{zone}",
+    ]  # fmt: skip
+    return Result(lines, **facts, path=shown, record_path=record_shown, has_zone=has_zone, seconds=seconds)
 
 
 def _write_rows(rows: SelectedRows, path: Path, suffix: str) -> None:

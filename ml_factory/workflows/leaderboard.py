@@ -1,8 +1,7 @@
 """Leaderboard of a workspace: the finished models of every prepared symbol and horizon, each on its test rows."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,25 +11,34 @@ from ml_factory.argument_checks import check_horizon
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import NotPreparedError
 from ml_factory.evaluation.verdict import BEATS
+from ml_factory.result import Result
+from ml_factory.runs import count_trials
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.files import files
-from ml_factory.storage.json_values import to_json_value
-from ml_factory.storage.workspace import Workspace, check_symbol
+from ml_factory.storage.workspace import Workspace, check_symbol, push_workspace_on_exit
 from ml_factory.workflows.backtest import backtest
 from ml_factory.workflows.evaluation import Evaluation, evaluate_artifacts
 from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.predictions import artifacts_to_compare
 from ml_factory.workflows.prepared_dataset import PreparedDataset
-from ml_factory.workflows.results.base import Result
-from ml_factory.workflows.runs.stored_runs import count_trials
 
 SHOWN = ["symbol", "horizon", "model", "run", "status", "gain_best", "net", "chance"]
 OTHER_DATA = "other data"
 
 
-@dataclass(frozen=True, kw_only=True)
-class LeaderboardResult(Result):
-    """Result of `leaderboard`.
+@push_workspace_on_exit
+def leaderboard(
+    workspace: Workspace | str | Path, symbols: Sequence[str] | None = None, horizons: Sequence[int] | None = None
+) -> Result:
+    """Compare the finished models of the workspace, for each symbol and horizon: the newest full run of each, or the
+    newest QUICK one where there is no full one.
+
+    The rows of one symbol and horizon are those of `evaluate`: the test rows that all of its models predict. A model
+    whose data is not the prepared data of now has a line without figures.
+
+    symbols, horizons : those to list; None: all that have models or are prepared.
+
+    The result has
 
     frame : a row per symbol, horizon and finished model; within a symbol and horizon the smallest log loss first,
         models of other data last, which have no figures. Columns: symbol, horizon, model, chosen (smallest log loss on
@@ -41,45 +49,7 @@ class LeaderboardResult(Result):
         quick, run_id.
     trials : symbol -> trials, as `count_trials`.
     skipped : prepared symbols and horizons without a finished model.
-    """
 
-    frame: pd.DataFrame
-    trials: dict[str, int]
-    skipped: list[str]
-
-    def summary(self) -> str:
-        run = self.frame["quick"].map({True: "QUICK", False: "full"})
-        table = self.frame.assign(run=run)[SHOWN].rename(columns={"gain_best": "gain", "net": "after costs"})
-        digits = {"gain": "{:+.4f}", "after costs": "{:,.0f}", "chance": "{:.0%}"}
-        text = table.to_string(index=False, formatters={name: one.format for name, one in digits.items()}, na_rep="-")
-        beats = int((self.frame["status"] == BEATS).sum())
-        tried = ", ".join(f"{count} on {symbol}" for symbol, count in self.trials.items())
-        lines = [
-            text,
-            f"{beats} of {len(self.frame)} models beat every baseline on their test rows.",
-            f"Trials, all counted in chance (that the Sharpe ratio after costs is above 0): {tried}.",
-        ]
-        return "\n".join([*lines, *(f"  no finished model: {name}" for name in self.skipped)])
-
-    def __str__(self) -> str:
-        """Return the summary; the table's lines stay whole."""
-        return self.summary()
-
-    def to_dict(self) -> dict:
-        """Return the facts of the summary as JSON values, a record per model."""
-        return super().to_dict() | {"models": to_json_value(self.frame.to_dict("records"))}
-
-
-def leaderboard(
-    workspace: Workspace | str | Path, symbols: Sequence[str] | None = None, horizons: Sequence[int] | None = None
-) -> LeaderboardResult:
-    """Compare the finished models of the workspace, for each symbol and horizon: the newest full run of each, or the
-    newest QUICK one where there is no full one.
-
-    The rows of one symbol and horizon are those of `evaluate`: the test rows that all of its models predict. A model
-    whose data is not the prepared data of now has a line without figures.
-
-    symbols, horizons : those to list; None: all that have models or are prepared.
     Raises NotPreparedError where no model is finished.
     """
     started, workspace = time.perf_counter(), Workspace(workspace)
@@ -102,7 +72,25 @@ def leaderboard(
         )  # fmt: skip
     frame = pd.DataFrame(rows).sort_values(["symbol", "horizon", "log_loss"], kind="stable", ignore_index=True)
     trials = {symbol: count_trials(workspace, symbol) for symbol in dict.fromkeys(frame["symbol"])}
-    return LeaderboardResult(frame=frame, trials=trials, skipped=skipped, seconds=time.perf_counter() - started)
+    return Result(
+        _lines(frame, trials, skipped), also={"frame": frame}, trials=trials, skipped=skipped,
+        seconds=time.perf_counter() - started, models=frame.reset_index(drop=True),
+    )  # fmt: skip
+
+
+def _lines(frame: pd.DataFrame, trials: Mapping[str, int], skipped: Sequence[str]) -> list[str]:
+    """Return the summary: the table, the number of models that beat their baselines, the trials."""
+    run = frame["quick"].map({True: "QUICK", False: "full"})
+    table = frame.assign(run=run)[SHOWN].rename(columns={"gain_best": "gain", "net": "after costs"})
+    digits = {"gain": "{:+.4f}", "after costs": "{:,.0f}", "chance": "{:.0%}"}
+    text = table.to_string(index=False, formatters={name: one.format for name, one in digits.items()}, na_rep="-")
+    tried = ", ".join(f"{count} on {symbol}" for symbol, count in trials.items())
+    return [
+        *text.splitlines(),
+        f"{int((frame['status'] == BEATS).sum())} of {len(frame)} models beat every baseline on their test rows.",
+        f"Trials, all counted in chance (that the Sharpe ratio after costs is above 0): {tried}.",
+        *(f"  no finished model: {name}" for name in skipped),
+    ]
 
 
 def _known_symbols(workspace: Workspace) -> list[str]:
@@ -156,10 +144,8 @@ def _after_costs(workspace: Workspace, data: PreparedDataset, artifact: Artifact
     if data.kind == "meta":
         return dict.fromkeys(("net", "break_even_ticks", "chance"), np.nan)
     traded = backtest(workspace, data.symbol, data.horizon, artifact.facts["model"], run_id=artifact.facts["run_id"])
-    own = traded.strategies.set_index("strategy").loc[traded.model]
-    return {
-        "net": own["net"], "break_even_ticks": own["break_even_ticks"], "chance": traded.luck["deflated_sharpe"]
-    }  # fmt: skip
+    net, ticks = traded.own["net"], traded.own["break_even_ticks"]
+    return {"net": net, "break_even_ticks": ticks, "chance": traded.luck["deflated_sharpe"]}
 
 
 def _fit_seconds(artifact: Artifact) -> float:

@@ -1,7 +1,8 @@
-"""Predictions of finished models: on labelled rows, with their evaluation, and on new bars."""
+"""`predict`, and predictions of finished models on labelled rows; which run's model is taken."""
 
 import io
 import logging
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,19 +27,61 @@ from ml_factory.inference.predict import (
     FittedModels,
     PredictionSpec,
     TrainedModel,
+    add_prediction_splits,
     predict_features,
     stacked_predictions,
 )
+from ml_factory.lazy_module import LazyModule
 from ml_factory.models.registry import available_models, find_model_spec
+from ml_factory.result import Result
 from ml_factory.settings import DATA_PACKAGES
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.files import files
 from ml_factory.storage.stored_paths import stored_path
-from ml_factory.storage.workspace import Workspace, check_symbol, require_raw_bars
+from ml_factory.storage.workspace import Workspace, check_symbol, push_workspace_on_exit, require_raw_bars
 from ml_factory.workflows.prepared_dataset import PreparedDataset, limit_training_rows, quick_row_limit
 
 STACK = "stack"
 _log = logging.getLogger("ml_factory")
+plots = LazyModule("ml_factory.evaluation.plots")  # matplotlib comes with the extra train
+
+
+@push_workspace_on_exit
+def predict(
+    workspace: Workspace | str | Path, symbol: str, horizon: int, model: str, *, data: str | Path | None = None,
+    bars: RawBarSpec | None = None, out: str | Path | None = None, run: str = "", all_rows: bool = False,
+) -> Result:  # fmt: skip
+    """Predict out of sample with the newest finished model, as Parquet under `results/`; newest bars included.
+
+    The column `split` is "test", or "new" behind the last labelled row; with all_rows also "train" and "validation",
+    the rows of fitting and selection. `run_id` names the run.
+
+    data : bars to predict instead of the symbol's own, checked and turned into features with the settings of training.
+    bars : format of that file: stamp, zone and decimal mark.
+    run : run id of the model; "" for the newest.
+
+    The result has `frame`, as in the file at `path`: index known_at; p_short, p_neutral, p_long (of meta-labels `side`
+    too), split and run_id; `choice`, why this run's model was taken, in words; and `frame_hash`.
+    """
+    started, workspace = time.perf_counter(), Workspace(workspace)
+    artifact = find_artifact_to_predict(workspace, check_symbol(symbol), check_horizon(horizon), model, run)
+    frame, close = predict_bars(workspace, artifact, data, bars)
+    frame = add_prediction_splits(frame, artifact.facts, all_rows, artifact.path)
+    path = Path(out) if out else workspace.results / symbol / f"predictions-{model}-h{horizon}.parquet"
+    write_prediction_frame(path, frame)
+    run_id, choice = artifact.facts["run_id"], describe_run_choice(workspace, artifact, run)
+    counts, seconds = frame["split"].value_counts(sort=False), time.perf_counter() - started
+    lines = [
+        f"{model} on {symbol}, run {run_id} ({choice}): {len(frame):,} rows, {frame.index[0]} to {frame.index[-1]}, "
+        f"{seconds:.1f} s",
+        f"  by split: {', '.join(f'{name} {count:,}' for name, count in counts.items())}",
+        f"  {path}",
+    ]
+    return Result(
+        lines, figure=lambda: plots.plot_probabilities(frame, close), also={"frame": frame}, symbol=symbol,
+        horizon=horizon, model=model, run_id=run_id, choice=choice, rows=len(frame), path=path,
+        frame_hash=files.sha256(path), seconds=seconds,
+    )  # fmt: skip
 
 
 def predictions_path(workspace: Workspace, artifact: Artifact) -> Path:
@@ -139,10 +182,24 @@ def load_predictions(
     return read_prediction_frame(path)
 
 
-def _check_model_name_to_predict(model: str) -> None:
+def _check_model_name(model: str) -> None:
     """Raise SettingsError unless it is the name of a model, or "stack"."""
     if model != STACK:
         find_model_spec(model)
+
+
+def _finished(workspace: Workspace, symbol: str, horizon: int, model: str = "", data: str = "") -> list[Artifact]:
+    """List the artifacts of finished runs of a horizon, oldest first; of this model and this data, where given."""
+    return [
+        one for one in ArtifactRegistry(workspace.models).list(symbol)
+        if one.facts.get("horizon") == horizon and "run_id" in one.facts
+        and model in ("", one.name) and data in ("", one.facts["data"])
+    ]  # fmt: skip
+
+
+def _newest_full(found: Sequence[Artifact]) -> Artifact | None:
+    """Return the newest model of a full run, or of a QUICK run where there is no full one."""
+    return max(found, key=lambda one: (not one.facts["limited"], one.sequence), default=None)
 
 
 def find_artifact_to_predict(
@@ -154,19 +211,21 @@ def find_artifact_to_predict(
     run, data : run id and data fingerprint to match, where given.
     Raises NotPreparedError where there is none.
     """
-    _check_model_name_to_predict(model)
-    wanted = {name: value for name, value in (("run_id", run), ("data", data)) if value}
-    registry = ArtifactRegistry(workspace.models)
-    artifact = registry.find(symbol, horizon, model, **wanted)
-    if artifact is None:
+    _check_model_name(model)
+    found = _finished(workspace, symbol, horizon, model, data)
+    if run:
+        found = [one for one in found if one.facts["run_id"] == run][-1:]
+    chosen = _newest_full([one for one in found if one.facts["data"] == found[-1].facts["data"]])
+    if chosen is None:
         how = "stack" if model == STACK else f"train --model {model}"
         notebook = "05" if model == STACK else find_model_spec(model).notebook[:2]
+        asked = [f"{name} {value}" for name, value in (("run_id", run), ("data", data)) if value]
         raise NotPreparedError(
             f"No finished {model} for this symbol and horizon", where=workspace.models / symbol,
-            got=", ".join([f"none with horizon {horizon}", *(f"{name} {value}" for name, value in wanted.items())]),
+            got=", ".join([f"none with horizon {horizon}", *asked]),
             next_step=f"train it first (notebook {notebook}: {how})",
         )  # fmt: skip
-    return artifact if run else _newest_full_run(registry, symbol, horizon, model, artifact.facts["data"])
+    return chosen
 
 
 def describe_run_choice(workspace: Workspace, artifact: Artifact, run: str, data: str = "") -> str:
@@ -177,16 +236,13 @@ def describe_run_choice(workspace: Workspace, artifact: Artifact, run: str, data
     """
     if run:
         return "the requested run"
-    runs = [
-        one.facts["run_id"] for one in ArtifactRegistry(workspace.models).list(artifact.symbol)
-        if (one.name, one.facts.get("horizon")) == (artifact.name, artifact.facts["horizon"])
-        and one.facts.get("data") == (data or one.facts.get("data"))
-    ]  # fmt: skip
-    others = [one for one in dict.fromkeys(runs) if one != artifact.facts["run_id"]]
+    found = _finished(workspace, artifact.symbol, artifact.facts["horizon"], artifact.name, data)
+    runs, own = [one.facts["run_id"] for one in found], artifact.facts["run_id"]
+    others = [one for one in dict.fromkeys(runs) if one != own]
     if not others:
         return "the only finished run"
-    full = "" if runs[-1] == artifact.facts["run_id"] else "full "
-    return f"the newest {full or 'finished '}run of {len(others) + 1}; another with --run, such as --run {others[-1]}"
+    full = "finished" if runs[-1] == own else "full"
+    return f"the newest {full} run of {len(others) + 1}; another with --run, such as --run {others[-1]}"
 
 
 def artifacts_to_compare(
@@ -198,13 +254,14 @@ def artifacts_to_compare(
     Raises NotPreparedError where there is none, and for a run of other data: its test rows are others.
     """
     for name in models or ():
-        _check_model_name_to_predict(name)
-    registry, found = ArtifactRegistry(workspace.models), {}
-    named = {one.facts["model"]: one for one in (_artifact_of_run(registry, data, run) for run in runs)}
+        _check_model_name(name)
+    finished = _finished(workspace, data.symbol, data.horizon)
+    named = {one.name: one for one in (_artifact_of_run(finished, data, run) for run in runs)}
     if len(named) < len(runs):
         raise SettingsError("Two runs of one model", where="run", got=", ".join(runs), wanted="one run of each model")
+    here, found = [one for one in finished if one.facts["data"] == data.fingerprint], {}
     for name in [*models, *named] if models else [*available_models(), STACK]:
-        artifact = named.get(name) or _newest_full_run(registry, data.symbol, data.horizon, name, data.fingerprint)
+        artifact = named.get(name) or _newest_full([one for one in here if one.name == name])
         if artifact is not None:
             found[name] = artifact
         elif models:
@@ -218,37 +275,18 @@ def artifacts_to_compare(
     return found
 
 
-def _newest_full_run(registry: ArtifactRegistry, symbol: str, horizon: int, name: str, data: str) -> Artifact | None:
-    """Return the newest model of a full run on the data of this fingerprint, or of a QUICK run where there is no full
-    one.
-    """
-    found = [
-        one for one in registry.list(symbol)
-        if (one.name, one.facts.get("horizon"), one.facts.get("data")) == (name, horizon, data)
-    ]  # fmt: skip
-    return max(found, key=lambda one: (not one.facts["limited"], one.sequence), default=None)
-
-
-def _artifact_of_run(registry: ArtifactRegistry, data: PreparedDataset, run: str) -> Artifact:
-    """Return the finished model of a run on this data set."""
-    of_horizon = [
-        one for one in registry.list(data.symbol) if "run_id" in one.facts and one.facts["horizon"] == data.horizon
-    ]
-    found = [one for one in of_horizon if one.facts["run_id"] == run]
-    here = ", ".join([one.facts["run_id"] for one in of_horizon if one.facts["data"] == data.fingerprint][-5:])
-    if not found:
-        raise NotPreparedError(
-            "No finished run of this id", where=f"{data.symbol}, horizon {data.horizon}", got=run,
-            wanted=f"one of {here}" if here else "a finished run", next_step="name one of these, or train first",
-        )  # fmt: skip
-    if found[-1].facts["data"] != data.fingerprint:
-        raise NotPreparedError(
-            "This run is of other prepared data, whose test rows are others", where=run,
-            got=f"data {found[-1].facts['data'][:12]}",
-            wanted=f"data {data.fingerprint[:12]}, as of {here or 'no run yet'}",
-            next_step="prepare as for that run, or name another run",
-        )  # fmt: skip
-    return found[-1]
+def _artifact_of_run(finished: Sequence[Artifact], data: PreparedDataset, run: str) -> Artifact:
+    """Return the finished model of a run on this data set. Raises NotPreparedError for no run, and for other data."""
+    found = next((one for one in reversed(finished) if one.facts["run_id"] == run), None)
+    if found is not None and found.facts["data"] == data.fingerprint:
+        return found
+    here = ", ".join([one.facts["run_id"] for one in finished if one.facts["data"] == data.fingerprint][-5:])
+    other = found is not None
+    raise NotPreparedError(
+        "This run is of other prepared data, whose test rows are others" if other else "No finished run of this id",
+        where=f"{data.symbol}, horizon {data.horizon}", got=run, wanted=f"one of {here}" if here else "a finished run",
+        next_step="prepare as for that run, or name another run" if other else "name one of these, or train first",
+    )  # fmt: skip
 
 
 def predict_bars(

@@ -20,9 +20,10 @@ from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.preprocessing import fit_preprocessing_steps
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
-from ml_factory.evaluation.intervals import count_interval_weeks, interval_week_numbers
+from ml_factory.evaluation.intervals import WEEKS, count_interval_weeks, interval_week_numbers
 from ml_factory.features.build import feature_column_names
 from ml_factory.progress import ProgressPhase, progress_phase, record_progress
+from ml_factory.result import Result
 from ml_factory.settings import DATA_PACKAGES, DataSpec
 from ml_factory.storage.files import files
 from ml_factory.storage.locks import file_lock
@@ -38,12 +39,6 @@ from ml_factory.targets.splits import chronological_split
 from ml_factory.targets.weights import effective_sample_size
 from ml_factory.workflows.audit_files import quick_audit_of_files
 from ml_factory.workflows.build import Built, build, resolve_market_facts
-from ml_factory.workflows.found_barriers import (
-    SearchedLabelsRef,
-    add_found_barriers,
-    check_found_barriers_bars,
-    check_found_barriers_rows,
-)
 from ml_factory.workflows.inspect_data import bar_findings_table, split_figure
 from ml_factory.workflows.load_prepared import prepared_data_fingerprint
 from ml_factory.workflows.prepared_dataset import SPLITS
@@ -54,8 +49,12 @@ from ml_factory.workflows.prove import (
     require_proved_data,
     stored_data_settings,
 )
-from ml_factory.workflows.results.base import result_phase_table
-from ml_factory.workflows.results.data import PrepareResult
+from ml_factory.workflows.search_barriers import (
+    SearchedLabelsRef,
+    add_found_barriers,
+    check_found_barriers_bars,
+    check_found_barriers_rows,
+)
 
 FACTS_BYTES, LABEL_BYTES = 24, 70  # bytes of a feature row without its columns, and of a label
 _log = logging.getLogger("ml_factory")
@@ -71,7 +70,7 @@ def prepare(
     roll: RollSpec | None = None,
     searched: SearchedLabelsRef | Sequence[SearchedLabelsRef] = (),
     bar_minutes: int | None = None,
-) -> PrepareResult:
+) -> Result:
     """Check the raw bars and write features, labels, splits and scalers of a symbol; existing data sets are reused.
 
     Parameters
@@ -84,6 +83,14 @@ def prepare(
     searched : label specs of `pipeline.search_barriers` that replace the given barriers: "h20-v1", a file, or the spec
         itself; one a horizon. Refused when the search saw a row that is now a validation or test row.
     bar_minutes : length of the raw bars, as `settings.bars.minutes`; None: that of the file.
+
+    Returns
+    -------
+    A result with folder, fingerprint, market, rows, features, horizons, label_balance, split_table; `test_weeks`, weeks
+    that the test rows of the last horizon span, as a verdict counts them; `staleness`, frame -> minutes of age of the
+    frame's newest visible bar (mean, max); `bar_findings`, a row per finding; `proof`, the certificate in words;
+    `phases` of this call; `reused`; `resumed_from`, horizons that were found with the features, where only the rest was
+    prepared.
 
     Raises
     ------
@@ -261,21 +268,37 @@ def _result(
     store: DatasetStore, symbol: str, horizons: tuple[int, ...], phases: Sequence[ProgressPhase], *,
     found: list[int] | None,
     reused: bool, seconds: float,
-) -> PrepareResult:  # fmt: skip
+) -> Result:  # fmt: skip
     stored = {horizon: store.facts["horizons"][str(horizon)] for horizon in horizons}
     balance = pd.DataFrame({horizon: facts["balance"] for horizon, facts in stored.items()}).T.rename_axis("horizon")
     parts = {(horizon, part): stored[horizon]["parts"][part] for horizon in horizons for part in SPLITS}
     last = horizons[-1]
     weeks = interval_week_numbers(store.load_labels(last).index[store.load_splits(last)["test"]])
-    return PrepareResult(
-        symbol=symbol, fingerprint=store.fingerprint, folder=store.folder, market=store.facts["market"],
-        rows=store.rows, features=store.feature_names, horizons=list(horizons), label_balance=balance,
-        split_table=pd.DataFrame(parts).T.rename_axis(["horizon", "split"]), staleness=store.facts["staleness"],
-        test_weeks=count_interval_weeks(weeks), bar_findings=bar_findings_table(store),
-        proof=describe_proof_of_store(store, last), reused=reused,
-        resumed_from=None if reused else found, phases=result_phase_table(phases), seconds=seconds,
-        draw=lambda: split_figure(store, last),
+    spanned, proof = count_interval_weeks(weeks), describe_proof_of_store(store, last)
+    how, resumed = "found as prepared before" if reused else "prepared now", None if reused else found
+    if resumed is not None:
+        how = f"features{f' and horizons {resumed}' if resumed else ''} found there, the rest prepared now"
+    lines = [
+        f"{symbol}: {store.rows:,} rows x {len(store.feature_names)} features, horizons {list(horizons)}, "
+        f"{how} in {seconds:.1f} s",
+        f"  test rows span {spanned:.1f} weeks, a verdict needs {WEEKS}",
+        f"  proof that nothing looks ahead: {proof}", f"  {store.folder}",
+    ]  # fmt: skip
+    return Result(
+        lines, figure=lambda: split_figure(store, last), symbol=symbol, fingerprint=store.fingerprint,
+        folder=store.folder, market=store.facts["market"], rows=store.rows, features=store.feature_names,
+        horizons=list(horizons), label_balance=balance,
+        split_table=pd.DataFrame(parts).T.rename_axis(["horizon", "split"]), test_weeks=spanned,
+        staleness=store.facts["staleness"], bar_findings=bar_findings_table(store), proof=proof, reused=reused,
+        phases=_phase_table(phases), resumed_from=resumed, seconds=seconds,
     )  # fmt: skip
+
+
+def _phase_table(phases: Sequence[ProgressPhase]) -> pd.DataFrame:
+    """Return a row per phase: rows, seconds, rows a second, and the seconds of compiling kernels, once per machine."""
+    rows = [(one.name, one.done, one.seconds, one.rate, one.compiled) for one in phases]
+    table = pd.DataFrame(rows, columns=["phase", "rows", "seconds", "rows_per_second", "compiling"])
+    return table.set_index("phase").round({"seconds": 3, "rows_per_second": 0, "compiling": 3})
 
 
 def _check_horizons(horizons: Sequence[int]) -> tuple[int, ...]:

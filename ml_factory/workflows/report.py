@@ -1,6 +1,7 @@
 """Contents of the HTML report: the verdict first, then returns, calibration, training and the data."""
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +13,25 @@ from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import NotPreparedError, SettingsError
 from ml_factory.evaluation.calibration import reliability_table
 from ml_factory.evaluation.deciles import decile_returns
-from ml_factory.evaluation.findings import findings_section, next_step_sentence, sort_findings
+from ml_factory.evaluation.findings import finding_lines, findings_section, next_step_sentence, sort_findings
 from ml_factory.evaluation.html_report import HtmlSection, write_html_report
 from ml_factory.evaluation.metrics import MetricsTable
 from ml_factory.evaluation.verdict import BASELINE_LINES, format_verdict_bounds
 from ml_factory.features.build import FeatureSpec
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import CLASSES
-from ml_factory.run_folder import RunFolder
+from ml_factory.result import Result, calibration_lines, limits_lines, origin_table, verdict_lines
+from ml_factory.runs import Run
 from ml_factory.storage.artifact_registry import Artifact
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import to_json_value
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows.backtest import BacktestResult, backtest
+from ml_factory.workflows.backtest import backtest
 from ml_factory.workflows.evaluation import Evaluation
 from ml_factory.workflows.inspect_data import bar_findings_table
 from ml_factory.workflows.predictions import predictions_path
 from ml_factory.workflows.prepared_dataset import PreparedDataset
 from ml_factory.workflows.prove import describe_proof_of_store
-from ml_factory.workflows.run_report_sections import run_report_sections
 
 SCORES = ["log_loss", "brier", "accuracy", "ece"]
 data_plots = LazyModule("ml_factory.evaluation.data_plots")  # matplotlib comes with the extra train
@@ -39,7 +40,7 @@ plots = LazyModule("ml_factory.evaluation.plots")
 
 def write_evaluation_report(
     path: Path, title: str, data: PreparedDataset, store: DatasetStore, evaluated: Evaluation,
-    traded: BacktestResult | str, *, quick_limits: Mapping[str, object], extra_sections: Sequence[HtmlSection] = (),
+    traded: Result | str, *, quick_limits: Mapping[str, object], extra_sections: Sequence[HtmlSection] = (),
 ) -> Path:  # fmt: skip
     """Write the report of one run, or of several runs on the same rows.
 
@@ -47,7 +48,7 @@ def write_evaluation_report(
     quick_limits : limits of QUICK.
     extra_sections : sections of the runs, such as learning curves.
     """
-    findings = sort_findings([*evaluated.findings, *(traded.findings if isinstance(traded, BacktestResult) else ())])
+    findings = sort_findings([*evaluated.findings, *(traded.findings if isinstance(traded, Result) else ())])
     sections = [
         _money_section(traded),
         _gain_section(evaluated),
@@ -62,7 +63,7 @@ def write_evaluation_report(
         "symbol": data.symbol, "horizon": data.horizon, "data": data.fingerprint, "chosen": evaluated.chosen,
         "answer": evaluated.verdict.answer, "next_step": next_step_sentence(findings),
         "findings": [one.to_dict() for one in findings],
-        "backtest": traded.to_dict() if isinstance(traded, BacktestResult) else traded,
+        "backtest": traded.to_dict() if isinstance(traded, Result) else traded,
         "verdicts": {name: one.to_dict() for name, one in evaluated.verdicts.items()},
         "metrics": evaluated.test_metrics.reset_index().to_dict("records"),
     }))  # fmt: skip
@@ -93,38 +94,56 @@ def describe_horizon(data: PreparedDataset) -> str:
     return f"{data.horizon} bar{'s' * (data.horizon != 1)} of {minutes} minute{'s' * (minutes != 1)}"
 
 
-def _write_run_report(
-    workspace: Workspace, folder: Path, data: PreparedDataset, artifact: Artifact, verdict: Evaluation
-) -> Path:
-    """Write `report.html` of one finished model into the folder of its run."""
-    facts, name = artifact.facts, artifact.facts["model"]
-    return write_evaluation_report(
-        folder / "report.html", f"{data.symbol}: {name}", data,
-        DatasetStore.current(workspace.processed(data.symbol)),
-        verdict, backtest_for_report(workspace, data, name, facts["run_id"]), quick_limits=facts["limited"],
-        extra_sections=run_report_sections(facts, verdict.priors["validation"]),
+def model_result(
+    run: Run, data: PreparedDataset, artifact: Artifact, evaluated: Evaluation, started: float, first: str, *,
+    found: str, reused: bool, reached: str, figure: Callable[[], Any], more_lines: Sequence[str] = (),
+    also: Mapping[str, Any] | None = None, **own: Any,
+) -> Result:  # fmt: skip
+    """Write `report.html` into the folder of a run that made a model, and return the verb's result.
+
+    first : first line of the summary, without its seconds. own : facts of the verb alone. The others are
+
+    run_id, artifact, predictions_path, predictions_hash, report_path : what was written.
+    found : status of the run when it was opened, in a sentence; reused: it was finished before.
+    resumed_from : epochs, blocks or parts of an interrupted run; None where there are none, or where it is reused.
+    reached : progress at which it was resumed, in words; "" from the beginning.
+    exact : True where the bits are those of an uninterrupted run; else inexact_because lists the reasons.
+    limited : limits of QUICK.
+    metrics : a row per split (validation, test) and forecast, the baselines among them.
+    verdict : on the test rows, over every baseline.
+    calibration : predicted and observed frequency by class on test rows, `dataset_calibration_by_class`.
+    findings : on the model, the most severe first.
+    origin : a table of found, reached and exact.
+    """
+    facts, name, workspace = artifact.facts, artifact.facts["model"], run.workspace
+    path = write_evaluation_report(
+        run.folder / "report.html", f"{data.symbol}: {name}", data,
+        DatasetStore.current(workspace.processed(data.symbol)), evaluated,
+        backtest_for_report(workspace, data, name, facts["run_id"]), quick_limits=facts["limited"],
+        extra_sections=_run_sections(facts, evaluated.prior_loss),
     )  # fmt: skip
-
-
-def write_model_report(
-    workspace: Workspace,
-    run: RunFolder,
-    data: PreparedDataset,
-    artifact: Artifact,
-    verdict: Evaluation,
-    *,
-    reused: bool,
-) -> dict[str, Any]:
-    """Write the run's report; return the fields of a `ModelResult` that are facts of the model and its evaluation."""
-    facts, written = artifact.facts, predictions_path(workspace, artifact)
-    return {
-        "symbol": data.symbol, "horizon": data.horizon, "run_id": run.run_id, "reused": reused,
-        "resumed_from": None if reused else facts["resumed_from"], "exact": not facts["inexact"],
-        "inexact_because": facts["inexact"], "limited": facts["limited"], "metrics": MetricsTable(verdict.metrics),
-        "artifact": artifact.path, "predictions_path": written, "predictions_hash": files.sha256(written),
-        "report_path": _write_run_report(workspace, run.folder, data, artifact, verdict), "verdict": verdict.verdict,
-        "calibration": verdict.calibration, "findings": verdict.findings,
+    written = predictions_path(workspace, artifact)
+    state = {
+        "run_id": run.run_id, "found": found, "reused": reused,
+        "resumed_from": None if reused else facts["resumed_from"], "reached": reached, "exact": not facts["inexact"],
+        "inexact_because": facts["inexact"],
     }  # fmt: skip
+    seconds = time.perf_counter() - started
+    lines = [
+        f"{first}, {seconds:.1f} s", *limits_lines(facts["limited"], facts["inexact"]),
+        *(f"  {line}" for line in more_lines),
+        *(f"  {what} {file}" for what, file in
+          {"model": artifact.path, "predictions": written, "report": path}.items()),
+        *calibration_lines(evaluated.metrics, evaluated.calibration, name), *verdict_lines(evaluated.verdict),
+        *finding_lines(evaluated.findings),
+    ]  # fmt: skip
+    return Result(
+        lines, figure=figure, also={**(also or {}), "origin": origin_table(state)}, symbol=data.symbol,
+        horizon=data.horizon, **state, limited=facts["limited"], metrics=MetricsTable(evaluated.metrics),
+        artifact=artifact.path, predictions_path=written, predictions_hash=files.sha256(written), report_path=path,
+        verdict=evaluated.verdict, calibration=evaluated.calibration, findings=evaluated.findings, **own,
+        seconds=seconds,
+    )  # fmt: skip
 
 
 def report_synthetic_notice(symbol: str) -> str:
@@ -276,7 +295,7 @@ def report_calibration_section(data: PreparedDataset, evaluated: Evaluation) -> 
     )  # fmt: skip
 
 
-def backtest_for_report(workspace: Workspace, data: PreparedDataset, model: str, run_id: str) -> BacktestResult | str:
+def backtest_for_report(workspace: Workspace, data: PreparedDataset, model: str, run_id: str) -> Result | str:
     """Trade the test rows of a run after costs; return why where it cannot be: meta-labels, unknown costs, no bars."""
     try:
         return backtest(workspace, data.symbol, data.horizon, model, run_id=run_id)
@@ -284,7 +303,7 @@ def backtest_for_report(workspace: Workspace, data: PreparedDataset, model: str,
         return str(error)
 
 
-def _money_section(traded: BacktestResult | str) -> HtmlSection:
+def _money_section(traded: Result | str) -> HtmlSection:
     """Return the section of the trades after costs, next to simple strategies, and of the choice of the least edge."""
     if isinstance(traded, str):
         return HtmlSection("After costs", text=f"No backtest: {traded}")
@@ -307,12 +326,12 @@ def _money_section(traded: BacktestResult | str) -> HtmlSection:
     )  # fmt: skip
 
 
-def report_headline_cards(evaluated: Evaluation, traded: BacktestResult | str) -> dict[str, object]:
+def report_headline_cards(evaluated: Evaluation, traded: Result | str) -> dict[str, object]:
     """Return the cards below the headline, those of the chosen model: label -> (value, note)."""
     one = evaluated.verdict
     low, high = one.gain_best_low, one.gain_best_high
     money: dict[str, object] = {"after costs": ("not known", "see below")}
-    if isinstance(traded, BacktestResult):
+    if isinstance(traded, Result):
         own, luck = traded.own, traded.luck["deflated_sharpe"]
         ticks = f"break even at {own['break_even_ticks']:.2f} ticks, paid {own['cost_ticks']:.2f}"
         few = traded.lacking or "no trades"
@@ -384,3 +403,67 @@ def _data_sections(data: PreparedDataset, store: DatasetStore) -> list[HtmlSecti
             tables=[("Findings", findings)] if len(findings) else [],
         ),
     ]
+
+
+# ---- sections of runs ----------------------------------------------------------------------------------------------
+
+
+def _learning_section(history: pd.DataFrame, best: int, resumed_from: int | None, prior: float | None) -> HtmlSection:
+    """Return the section of training and validation loss by epoch or booster block."""
+    text = f"Best at {best}." + (f" This run was resumed after {resumed_from}." if resumed_from is not None else "")
+    curves = plots.plot_learning_curves(history, best_epoch=best, resumed_from=resumed_from, prior=prior)
+    caption = (
+        "Validation rows were used for choosing the epoch and for calibration, so they are no test. Rows are weighted "
+        "as in training, in the dashed line too; the verdict counts each row once."
+    )
+    return HtmlSection("Learning", text=text, figures=[(caption, curves)])
+
+
+def _run_sections(facts: Mapping, prior_loss: float) -> list[HtmlSection]:
+    """Return the sections with the learning curves of a model, or the weights of a stack, and the settings of the
+    run.
+    """
+    if "history" in facts:
+        first = _learning_section(
+            pd.DataFrame(facts["history"]), facts["best_epoch"], facts["resumed_from"], prior_loss
+        )
+    else:
+        weights = pd.DataFrame(facts["weights"]).set_index("model")
+        first = HtmlSection(
+            "The stack",
+            text="Weights learnt from out-of-fold predictions on training rows. " + facts["note"],
+            figures=[("Weight of each model.", plots.plot_stack_weights(weights))],
+        )
+    settings = {name: str(value) for name, value in facts["run"].items()} | {"run_id": facts["run_id"]}
+    made = HtmlSection(
+        "The run",
+        notice="Continued, not bit-exact: " + ", ".join(facts["inexact"]) if facts.get("inexact") else "",
+        tables=[
+            ("Settings", pd.DataFrame({"value": settings}).rename_axis("setting")),
+            ("Versions", pd.DataFrame({"version": facts["versions"]}).rename_axis("library")),
+        ],
+    )
+    worth = _importance_sections(pd.DataFrame(facts["importances"])) if facts.get("importances") else []
+    return [first, *worth, made]
+
+
+def _importance_sections(table: pd.DataFrame) -> list[HtmlSection]:
+    """Return the section of feature importances; table: as of `feature_importance_table`."""
+    table = table.set_index("feature")
+    return [
+        HtmlSection(
+            "Features",
+            text="Gain is a feature's share of the reduction of the training loss. Permuted is the increase of "
+            "the validation rows' log loss when its values are shuffled; correlated features replace each other there.",
+            figures=[("Permutation importance and gain of each feature.", plots.plot_importances(table))],
+        )
+    ]
+
+
+def compared_runs_section(found: Mapping[str, Artifact]) -> HtmlSection:
+    """Return the section that lists the compared runs."""
+    rows = {
+        name: {"run": one.facts["run_id"], "artifact": one.hash[:12], "seconds": f"{one.facts['seconds']:.1f}"}
+        for name, one in found.items()
+    }
+    return HtmlSection("Runs", tables=[("Compared here", pd.DataFrame(rows).T.rename_axis("model"))])

@@ -6,7 +6,10 @@ Other barriers prove other labels at the end of the bars, which moves the chrono
 sees the training rows of the earliest such split, so that what it finds is never refused by the split it leads to.
 """
 
+import logging
+import re
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -16,25 +19,50 @@ from ml_factory.data.io import load_bars
 from ml_factory.data.resample import ResampledBars, resample_bars, resample_minute_bars_for_labels
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.datasets.store import DatasetStore
+from ml_factory.errors import SettingsError
 from ml_factory.lazy_module import LazyModule
 from ml_factory.progress import progress_phase
+from ml_factory.result import Result
+from ml_factory.settings import DataSpec
 from ml_factory.storage.files import files
 from ml_factory.storage.locks import file_lock
-from ml_factory.storage.workspace import Workspace
-from ml_factory.targets.barrier_search import BarrierSearchSpec, SearchedLabelSpec, search_barriers_on_training_rows
+from ml_factory.storage.workspace import Workspace, check_symbol, push_workspace_on_exit
+from ml_factory.targets.barrier_search import (
+    BarrierSearchSpec,
+    SearchedLabelSpec,
+    fingerprint_searched_bars,
+    search_barriers_on_training_rows,
+)
 from ml_factory.targets.make_labels import label_lives_to_the_vertical
 from ml_factory.targets.splits import SplitSpec, chronological_split
+from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.prove import stored_data_settings
-from ml_factory.workflows.results.data import SearchBarriersResult
 
 plots = LazyModule("ml_factory.evaluation.plots")  # matplotlib comes with the extra train
+_log = logging.getLogger("ml_factory")
+SearchedLabelsRef = str | Path | SearchedLabelSpec
 
 
-def run_barrier_search(
-    workspace: Workspace, symbol: str, horizon: int, spec: BarrierSearchSpec | None
-) -> SearchBarriersResult:
-    """Search barriers and write the label spec; arguments are checked before."""
-    started = time.perf_counter()
+@push_workspace_on_exit
+def search_barriers(
+    workspace: Workspace | str | Path, symbol: str, horizon: int, spec: BarrierSearchSpec | None = None
+) -> Result:
+    """Search barriers whose labels are the most informative on the training rows, within a balance of classes.
+
+    Reads only training rows of the chronological split, and of their labels those proven before the first validation
+    row. Writes a label spec that names the rows it saw, `processed/{SYMBOL}/searched/h{H}-v{N}.json`, unless the same
+    is there; `prepare(..., searched="h20-v1")` makes labels with it.
+
+    spec : grid and constraints; its labels take their horizon from the call.
+
+    The result has `labels`, the label spec found (`reused` where it existed before); `seen_rows`, as
+    `BarrierSearchRows`; `best`; and `grid`, a row per point: k, sigma_span, value (bits a training row), rows, class
+    shares, and whether it kept the balance.
+
+    Raises SettingsError when no barriers of the grid keep the balance, and NotPreparedError.
+    """
+    started, workspace, symbol = time.perf_counter(), Workspace(workspace), check_symbol(symbol)
+    load_dataset(workspace, symbol, horizon)  # refuses bars or code that changed since they were prepared
     store = DatasetStore.current(workspace.processed(symbol))
     settings, market = stored_data_settings(store), MarketSpec.from_dict(store.facts["market"])
     spec = BarrierSearchSpec(settings.labels) if spec is None else spec
@@ -48,10 +76,20 @@ def run_barrier_search(
             base, minute_bars, market, train, spec, evaluated=evaluated, done=done
         )
     path, reused = _write_spec(store.folder.parent / "searched", found)
-    return SearchBarriersResult(
-        symbol=symbol, horizon=horizon, name=path.stem, labels=asdict(found.labels), seen_rows=asdict(found.seen_rows),
-        best=found.best, grid=grid, reused=reused, path=path, seconds=time.perf_counter() - started,
-        draw=lambda: plots.plot_barrier_grid(grid),
+    labels, seen, seconds = asdict(found.labels), asdict(found.seen_rows), time.perf_counter() - started
+    how = "found before" if reused else f"the best of {len(grid)}"
+    shares = ", ".join(f"{name} {found.best[name]:.1%}" for name in ("short", "neutral", "long"))
+    lines = [
+        f"{symbol}, horizon {horizon}: barriers {path.stem}, {how}, {seconds:.1f} s",
+        f"  k_up {labels['k_up']:.3f}, k_down {labels['k_down']:.3f}, volatility over {labels['sigma_span']} bars: "
+        f"{shares}",
+        f"  rows it saw: {seen['count']:,} training rows, {seen['first']} to {seen['last']}, "
+        f"bars until {seen['until']}",
+        f"  {path}",
+    ]
+    return Result(
+        lines, figure=lambda: plots.plot_barrier_grid(grid), symbol=symbol, horizon=horizon, name=path.stem,
+        labels=labels, seen_rows=seen, best=found.best, grid=grid, reused=reused, path=path, seconds=seconds,
     )  # fmt: skip
 
 
@@ -80,3 +118,91 @@ def _write_spec(folder: Path, found: SearchedLabelSpec) -> tuple[Path, bool]:
             number += 1
         files.write(path, text)
     return path, False
+
+
+# ---- what was found, read by `prepare` ------------------------------------------------------------------------------
+
+
+def add_found_barriers(
+    settings: DataSpec,
+    processed: Path,
+    searched: SearchedLabelsRef | Sequence[SearchedLabelsRef],
+    horizons: Sequence[int],
+) -> DataSpec:
+    """Return the settings with these searched label specs: each a name such as "h20-v1", a file, or the spec itself.
+
+    Raises SettingsError for a missing file and for a spec of a horizon that is not requested.
+    """
+    given = [searched] if isinstance(searched, SearchedLabelsRef) else list(searched)
+    settings = replace(
+        settings, searched=(*settings.searched, *(_read_found_barriers(processed, one) for one in given))
+    )
+    others = [one.labels.horizon for one in settings.searched if one.labels.horizon not in horizons]
+    if others:
+        raise SettingsError(
+            "A searched label spec is of a horizon that is not prepared", where="searched",
+            got=f"a spec for {others[0]} bars", wanted=f"one of {list(horizons)}",
+            next_step=f"add horizon {others[0]}, or leave the spec out",
+        )  # fmt: skip
+    if not settings.features.spans and any(one.labels.session_end == "span" for one in settings.searched):
+        _log.warning("The searched labels span session ends, windows do not: prepare with --span for both")
+    return settings
+
+
+def found_barriers_names(processed: Path) -> list[str]:
+    """Return the names of all that searches have found, such as "h20-v1"."""
+    names = files.names(processed / "searched")
+    return [name.removesuffix(".json") for name in names if re.fullmatch(r"h\d+-v\d+\.json", name)]
+
+
+def _read_found_barriers(processed: Path, reference: SearchedLabelsRef) -> SearchedLabelSpec:
+    """Return a searched label spec by its name, by its file, or unchanged. Raises SettingsError where there is none."""
+    if isinstance(reference, SearchedLabelSpec):
+        return reference
+    folder = processed / "searched"
+    places = [Path(reference), folder / f"{reference}.json"]
+    path = next((place for place in places if files.is_file(place)), None)
+    if path is None:
+        existing = found_barriers_names(processed)
+        raise SettingsError(
+            "No such searched label spec", where=places[1], got=str(reference),
+            wanted=f"a file, or one of: {', '.join(existing) or 'none'}",
+            next_step="search first: pipeline.search_barriers(workspace, symbol, horizon)",
+        )  # fmt: skip
+    text = files.read(path)
+    try:
+        return SearchedLabelSpec.from_json(text.decode())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SettingsError(
+            "Not a searched label spec", where=path, got=f"{type(error).__name__}: {error}",
+            next_step="search again; the file was changed by hand or is another one",
+        ) from None  # fmt: skip
+
+
+def check_found_barriers_bars(
+    found: SearchedLabelSpec, base: ResampledBars, minute_bars: ResampledBars | None, market: MarketSpec
+) -> None:
+    """Raise SettingsError unless the bars that the search saw are the first of these, to the bit."""
+    seen = found.seen_rows
+    now = fingerprint_searched_bars(base, minute_bars, market, pd.Timestamp(seen.until).value)
+    if now != seen.fingerprint:
+        raise SettingsError(
+            "The bars changed since these barriers were searched",
+            where=f"the searched label spec for {found.labels.horizon} bars",
+            got=f"bars until {seen.until} with the fingerprint {now[:10]}",
+            wanted=f"{seen.fingerprint[:10]}, that of the {seen.count:,} rows it saw from {seen.first} on",
+            next_step="search again on these bars (prepare --search), or prepare without `searched`",
+        )
+
+
+def check_found_barriers_rows(found: SearchedLabelSpec, labels: pd.DataFrame, splits: dict) -> None:
+    """Raise SettingsError unless all that the search saw was known before the first validation row of these labels."""
+    first = labels.index[splits["validation"][0]]
+    if not pd.Timestamp(found.seen_rows.until) < first:
+        raise SettingsError(
+            "The search for these barriers saw rows that are now validation or test rows",
+            where=f"the searched label spec for {found.labels.horizon} bars",
+            got=f"bars until {found.seen_rows.until}",
+            wanted=f"all of it before {first.isoformat()}, the first validation row",
+            next_step="search again on this split, or prepare without `searched`",
+        )

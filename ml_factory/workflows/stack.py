@@ -1,26 +1,33 @@
-"""The stack: pool weights fitted on out-of-fold predictions of training rows, calibrated on validation rows."""
+"""`stack`: pool weights fitted on out-of-fold predictions of training rows, calibrated on validation rows."""
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from ml_factory.argument_checks import check_seed
-from ml_factory.checkpoints.manager import CheckpointManager
+import pandas as pd
+
+from ml_factory.argument_checks import BASE_MODELS, check_seed
 from ml_factory.datasets.row_selection import sample_contiguous_blocks
 from ml_factory.ensemble.stacking import Stack
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.calibration import Calibration, floored_log_probabilities
-from ml_factory.inference.predict import common_prediction_index, installed_library_versions, times_of_splits
+from ml_factory.inference.predict import common_prediction_index
+from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import merge_inexact_reasons
-from ml_factory.models.registry import build_model, find_model_spec
-from ml_factory.run_folder import RunFolder, open_run_checkpoints
+from ml_factory.models.registry import build_model, find_model_spec, registered_model_settings
+from ml_factory.result import Result
+from ml_factory.runs import Run, RunOptions, open_run
 from ml_factory.settings import QuickLimits, RunSettings
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.json_values import to_json_value
-from ml_factory.storage.workspace import Workspace
+from ml_factory.storage.workspace import Workspace, push_workspace_on_exit
 from ml_factory.targets.weights import training_weights
-from ml_factory.workflows.cross_validation.fold_schemes import plan_folds
-from ml_factory.workflows.cross_validation.folds import FoldModel, fit_and_forecast_folds_or_raise
+from ml_factory.workflows import report
+from ml_factory.workflows.evaluation import evaluate_artifacts
+from ml_factory.workflows.folds import FoldModel, fit_folds, plan_folds
+from ml_factory.workflows.load_prepared import load_certified_dataset
 from ml_factory.workflows.predictions import uncalibrated_predictions
 from ml_factory.workflows.prepared_dataset import (
     PreparedDataset,
@@ -28,16 +35,75 @@ from ml_factory.workflows.prepared_dataset import (
     quick_row_limit,
     resolve_dataset_settings,
 )
-from ml_factory.workflows.runs.restore_run import open_run_tracker, restorable_snapshot
-from ml_factory.workflows.train import training_log_summary
-from ml_factory.workflows.unit_checkpoints import fold_forecasts_path, folds_phase_name
+from ml_factory.workflows.train import check_model_settings, complete_log, log_summary, run_facts, train
+from ml_factory.workflows.train_ranks import check_single_rank
+
+plots = LazyModule("ml_factory.evaluation.plots")  # matplotlib comes with the extra train
 
 
-def stack_run_spec(
+@push_workspace_on_exit
+def stack(
+    workspace: Workspace | str | Path, symbol: str, horizon: int, base_models: Sequence[str] = BASE_MODELS, *,
+    folds: int = 5, model_settings: Mapping[str, Mapping] | None = None, **options: Any,
+) -> Result:  # fmt: skip
+    """Fit a stack: pool weights on out-of-fold predictions of the training rows, evaluated on test rows.
+
+    The base models are those of `train`: loaded when finished, trained when not, or with source="wandb" loaded from
+    W&B.
+
+    folds : number of folds of the out-of-fold predictions.
+    model_settings : base model -> its settings.
+    options : as of `train`; fresh and run are those of the stack, not of its base models.
+
+    The result has the facts of `report.model_result`, and base_models, weights, lineage (the artifacts it is made of)
+    and comparison, sentences beside the plain mean of its models.
+    """
+    started, workspace = time.perf_counter(), Workspace(workspace)
+    check_single_rank("stack")
+    base_models = check_stack_base_models(base_models)
+    settings, chosen = settings_per_model(base_models, model_settings), RunOptions.of(options)
+    data = load_certified_dataset(workspace, symbol, horizon, chosen.uncertified)
+    plan_folds(data, data.splits["train"], folds, 1)  # refuses impossible folds before hours of fits
+    folds = stack_folds(folds, chosen.quick)
+    shared = {name: value for name, value in options.items() if name not in ("fresh", "run")}
+    bases = [
+        train(workspace, symbol, horizon, name, model_settings=settings.get(name), **shared) for name in base_models
+    ]
+    spec = stack_run_settings(
+        data, base_models, [base.artifact_hash for base in bases if base is not None], folds, chosen.seed,
+        chosen.quick, settings,
+    )  # fmt: skip
+    with open_run(workspace, spec, replace(chosen, source="registry")) as run:
+        artifact = run.artifact()
+        reused = artifact is not None
+        found = run.status(finished=reused)
+        chosen.on_status(found)
+        if artifact is None:
+            artifact = fit_stack(data, run, folds, mirror=chosen.mirror)
+        else:
+            complete_log(run, artifact, chosen.mirror)
+    evaluated = evaluate_artifacts(workspace, data, {"stack": artifact})
+    weights = pd.DataFrame(artifact.facts["weights"]).set_index("model")
+    reached, resumed = ("", None) if reused else (artifact.facts["reached"], artifact.facts["resumed_from"])
+    comparison = tuple(
+        report.report_comparison_sentence("stack", who, gain) for who, gain in evaluated.reference_gains.items()
+    )
+    begun = f", resumed at {reached}" if reached else ""
+    begun = f", {resumed} out-of-fold parts found done" if resumed else begun
+    return report.model_result(
+        run, data, artifact, evaluated, started,
+        f"stack of {', '.join(base_models)} on {symbol}, horizon {horizon}{begun}", found=found, reused=reused,
+        reached=reached, figure=lambda: plots.plot_stack_weights(weights), more_lines=comparison,
+        base_models=list(base_models), weights=weights, comparison=comparison,
+        lineage=pd.DataFrame(ArtifactRegistry(workspace.models).lineage(artifact)),
+    )  # fmt: skip
+
+
+def stack_run_settings(
     data: PreparedDataset, names: Sequence[str], bases: Sequence[str], folds: int, seed: int, quick: bool,
     model_settings: Mapping[str, Mapping] | None = None,
 ) -> RunSettings:  # fmt: skip
-    """Return the run spec of a stack of these models, whose artifacts have these hashes.
+    """Return the run settings of a stack of these models, whose artifacts have these hashes.
 
     model_settings : model -> its settings, for models that have any.
     """
@@ -52,41 +118,44 @@ def stack_folds(folds: int, quick: bool) -> int:
     return min(folds, QuickLimits().folds) if quick else folds
 
 
-def fit_stack(
-    workspace: Workspace, data: PreparedDataset, run: RunFolder, spec: RunSettings, folds: int, *, mirror: str = "auto"
-) -> Artifact:
+def settings_per_model(names: Sequence[str], given: Mapping[str, Mapping] | None) -> dict[str, dict]:
+    """Return model -> its settings by this project's names, for models that have any.
+
+    Raises SettingsError for settings of a model that is not among `names`.
+    """
+    for name in given or {}:
+        if name not in names:
+            raise SettingsError(
+                "Settings of a model that is not used here", where="model_settings", got=name, wanted=", ".join(names),
+                next_step="leave them out, or name the model",
+            )  # fmt: skip
+    return {
+        name: registered_model_settings(name, check_model_settings(settings))
+        for name, settings in (given or {}).items()
+    }
+
+
+def fit_stack(data: PreparedDataset, run: Run, folds: int, *, mirror: str = "off") -> Artifact:
     """Fit the stack: out-of-fold predictions of every base model, the pool's weights, and its calibration."""
-    run.begin(spec)
-    with (
-        open_run_checkpoints(workspace.checkpoints, run) as manager,
-        # Locked before the log is opened, as in a fit: a second session on this stack is refused.
-        manager.phase(folds_phase_name(spec.models[0])).acquired(),
-        open_run_tracker(run, spec.to_dict(), mirror, restorable_snapshot(manager, run)) as tracker,
-    ):
-        artifact = _fit_pool(workspace, manager, data, run, spec, folds)
-        tracker.finish(training_log_summary(artifact), artifact=artifact)
+    run.begin()
+    # Locked before the log is opened, as in a fit: a second session on this stack is refused.
+    with run.phase.acquired(), run.log(mirror) as tracker:
+        artifact = _fit_pool(data, run, folds)
+        tracker.finish(log_summary(artifact), artifact=artifact)
     run.end()
     return artifact
 
 
-def _fit_pool(
-    workspace: Workspace,
-    manager: CheckpointManager,
-    data: PreparedDataset,
-    run: RunFolder,
-    spec: RunSettings,
-    folds: int,
-) -> Artifact:
-    started = time.perf_counter()
-    settings = dict(spec.settings)
-    names, digests = settings["base_models"], dict(zip(settings["base_models"], settings["bases"], strict=True))
-    rows = data.splits["train"]
-    oof, found, reached, quick_limits = {}, 0, {}, {}
-    by_hash = {artifact.hash: artifact for artifact in ArtifactRegistry(workspace.models).list(data.symbol)}
+def _fit_pool(data: PreparedDataset, run: Run, folds: int) -> Artifact:
+    started, spec, registry = time.perf_counter(), run.settings, ArtifactRegistry(run.workspace.models)
+    settings, rows = dict(spec.settings), data.splits["train"]
+    digests = dict(zip(settings["base_models"], settings["bases"], strict=True))
+    by_hash = {artifact.hash: artifact for artifact in registry.list(data.symbol)}
     bases = {name: by_hash[digest] for name, digest in digests.items()}
     # The stack inherits the nondeterminism of its base models.
-    nondeterminism = [f"{name}, {reason}" for name, base in bases.items() for reason in base.facts["inexact"]]
-    for name in names:
+    inexact = [f"{name}, {reason}" for name, base in bases.items() for reason in base.facts["inexact"]]
+    oof, quick_limits = {}, {}
+    for name in bases:
         limits = QuickLimits().settings_for(find_model_spec(name).family) if spec.quick else {}
         given = limits | settings.get("model_settings", {}).get(name, {})
         lookback = build_model(name, **resolve_dataset_settings(data, given)).lookback
@@ -94,34 +163,24 @@ def _fit_pool(
         if spec.quick:
             most = max(1, QuickLimits().forecast_rows // folds)
             plan = replace(plan, folds=[(train, sample_contiguous_blocks(test, most)) for train, test in plan.folds])
-        results_path = fold_forecasts_path(run, name)
-        outcome = fit_and_forecast_folds_or_raise(manager, data, plan, FoldModel(spec, name, given), results_path)
-        oof[name], found, quick_limits = (
-            outcome.p_N3,
-            found + outcome.resumed,
-            quick_limits | plan.quick_limits | limits,
-        )
-        nondeterminism, reached[name] = (
-            merge_inexact_reasons(nondeterminism, outcome.nondeterminism),
-            outcome.progress,
-        )
-    pool = Stack.fit(oof, data.y[rows], training_weights(data.labels.iloc[rows]), horizon=data.horizon)
-    calibration = _calibration(workspace, data, pool, bases)
-    facts = {
-        "run_id": run.run_id, "symbol": data.symbol, "horizon": data.horizon, "model": "stack",
-        "data": data.fingerprint, "run": spec.to_dict(), "weights": pool.weights().reset_index().to_dict("records"),
-        "split_times": times_of_splits(data.labels.index, data.splits),
-        "note": pool.note, "resumed_from": found or None,
-        "reached": "; ".join(f"{name}: {at}" for name, at in reached.items() if at), "inexact": nondeterminism,
+        oof[name] = fit_folds(run, data, plan, FoldModel(spec.seed, name, given))
+        quick_limits |= plan.quick_limits | limits
+        inexact = merge_inexact_reasons(inexact, oof[name].inexact)
+    forecasts = {name: one.p_N3 for name, one in oof.items()}
+    pool = Stack.fit(forecasts, data.y[rows], training_weights(data.labels.iloc[rows]), horizon=data.horizon)
+    calibration = _calibration(run.workspace, data, pool, bases)
+    facts = run_facts(data, run) | {
+        "weights": pool.weights().reset_index().to_dict("records"), "note": pool.note, "inexact": inexact,
+        "resumed_from": sum(one.resumed for one in oof.values()) or None,
+        "reached": "; ".join(f"{name}: {one.reached}" for name, one in oof.items() if one.reached),
         "limited": quick_limits | {"folds": folds} if spec.quick else {}, "seconds": time.perf_counter() - started,
-        "versions": installed_library_versions(),
     }  # fmt: skip
     state = {
         "model": "stack", "stack": pool.to_dict(), "bases": digests, "calibration": calibration.to_dict(),
         "spec": data.settings, "run_id": run.run_id,
     }  # fmt: skip
     made_from = {"run": run.run_id, "data": data.fingerprint, "models": digests}
-    return ArtifactRegistry(workspace.models).register(data.symbol, "stack", "stack", state, facts, made_from)
+    return registry.register(data.symbol, "stack", "stack", state, facts, made_from)
 
 
 def _calibration(workspace: Workspace, data: PreparedDataset, pool: Stack, bases: dict[str, Artifact]) -> Calibration:

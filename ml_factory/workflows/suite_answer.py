@@ -9,16 +9,16 @@ from ml_factory.data.sessions import assign_sessions
 from ml_factory.data.synthetic import SyntheticSpec, oracle_probabilities, synthetic_market
 from ml_factory.evaluation.metrics import PROBABILITIES, row_log_loss
 from ml_factory.evaluation.verdict import format_verdict_bounds
+from ml_factory.result import Result
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows.dataset_evaluation import baseline_training_rows, prepared_dataset_baselines
+from ml_factory.workflows.evaluation import baseline_training_rows, prepared_dataset_baselines
 from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.predictions import load_predictions
-from ml_factory.workflows.results.models import EvaluateResult
 
 EVERY, PATHS = 8, 400  # test rows the oracle forecasts, whose neighbours' labels overlap, and its paths for each
 
 
-def suite_answer(workspace: Workspace, found: EvaluateResult) -> list[str]:
+def suite_answer(workspace: Workspace, found: Result) -> list[str]:
     """Return the lines that the suite ends with."""
     verdict = found.verdicts[found.chosen]
     gain = format_verdict_bounds(verdict.gain_best, verdict.gain_best_low, verdict.gain_best_high)
@@ -30,7 +30,7 @@ def suite_answer(workspace: Workspace, found: EvaluateResult) -> list[str]:
     return lines
 
 
-def _oracle_share(workspace: Workspace, found: EvaluateResult) -> str:
+def _oracle_share(workspace: Workspace, found: Result) -> str:
     """Return a sentence with the share of the oracle's gain over the best baseline that the chosen model has.
 
     "" where the bars are not those of the made-up market, and for labels without barriers.

@@ -1,26 +1,39 @@
-"""Train one model on the chronological split: fit, calibrate, register."""
+"""`train`: fit one model on the chronological split, calibrate, register and evaluate it."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
+from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.datasets.preprocessing import FittedStep
 from ml_factory.errors import CheckpointError, FactoryError, SettingsError
 from ml_factory.evaluation.calibration import Calibration, condition_on_classes, floored_log_probabilities
 from ml_factory.evaluation.metrics import classification_metrics
+from ml_factory.features.custom import own_features_line
 from ml_factory.inference.predict import TrainedModel, installed_library_versions, times_of_splits
+from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import ModelBase, ModelFitResult, merge_inexact_reasons
 from ml_factory.models.importances import feature_importance_table
 from ml_factory.models.registry import build_model, find_model_spec
-from ml_factory.run_folder import RunFolder, open_run_checkpoints, run_machine_facts
-from ml_factory.settings import QuickLimits, RunSettings
+from ml_factory.process_identity import process_rank
+from ml_factory.result import Result
+from ml_factory.runs import FitCheckpoints, Run, RunOptions, history_log_steps, newest_run_folder, open_run
+from ml_factory.settings import QuickLimits, RunSettings, make_run_settings
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
-from ml_factory.storage.workspace import Workspace
+from ml_factory.storage.workspace import Workspace, push_workspace_on_exit
 from ml_factory.targets.weights import WeightSpec
 from ml_factory.tracking.run_log import count_run_log_steps, is_log_complete
+from ml_factory.workflows import report
+from ml_factory.workflows.evaluation import evaluate_artifacts
+from ml_factory.workflows.load_prepared import load_certified_dataset
 from ml_factory.workflows.prepared_dataset import (
+    InputReader,
     PreparedDataset,
     dataset_input_reader,
     dataset_rows_with_weight,
@@ -28,95 +41,294 @@ from ml_factory.workflows.prepared_dataset import (
     quick_row_limit,
     resolve_dataset_settings,
 )
-from ml_factory.workflows.runs.restore_run import open_run_tracker, restorable_snapshot
-from ml_factory.workflows.unit_checkpoints import LoggedCheckpoints, fit_phase_name, history_log_steps
+from ml_factory.workflows.train_ranks import broadcast_fit_decision, worker_rank
 
 Callback = Callable[[int, dict], None]
+plots = LazyModule("ml_factory.evaluation.plots")  # matplotlib comes with the extra train
+
+
+@push_workspace_on_exit
+def train(
+    workspace: Workspace | str | Path, symbol: str, horizon: int, model: str, *, callbacks: Sequence[Callback] = (),
+    model_settings: Mapping | None = None, weights: WeightSpec | None = None, estimator: ModelBase | None = None,
+    **options: Any,
+) -> Result | None:  # fmt: skip
+    """Train one model on the training rows, stop early and calibrate on validation rows, evaluate on test rows.
+
+    A finished run is found and loaded; an unfinished one resumes from its last checkpoint.
+
+    callbacks : each is called (epoch, metrics) after every epoch or booster block, and with the model as third argument
+        where it takes one.
+    model_settings : settings of the model by name.
+    weights : weight of each training row; default: average uniqueness of its label.
+    estimator : the model that `open_training` returned for the same arguments. It is the one that is fitted, so that a
+        callback may read its state, and it holds the finished model afterwards.
+    options : fields of `RunOptions`: seed, quick, fresh, run, source, mirror, uncertified, on_status.
+
+    The result has the facts of `report.model_result`, and
+
+    history : a row per epoch or booster block: epoch, train_loss, val_loss, seconds; best_epoch is the final model's.
+    importances : of trees and the linear model, `feature_importance_table`.
+    ran_on : device, memory and speed of a network's training, in the session that ended it; empty for a booster.
+
+    Of several processes that torchrun started rank 0 does all of this; the others take part in a network's fit, write
+    nothing and return None.  Raises SettingsError, NotPreparedError, FactoryError.
+    """
+    started, chosen = time.perf_counter(), RunOptions.of(options)
+    data, spec = _load_training(workspace, symbol, horizon, model, model_settings, weights, chosen)
+    if process_rank():
+        _fit_in_further_rank(data, spec)
+        return None
+    with open_run(workspace, spec, chosen) as run:
+        artifact = run.artifact()
+        reused = artifact is not None
+        if not reused:
+            build_untrained_model(data, spec)  # a refusal is not announced as a start
+        found = run.status(finished=reused)
+        chosen.on_status(found)
+        broadcast_fit_decision(spec, fitting=not reused)
+        if artifact is None:
+            artifact = train_with_holdout(data, run, callbacks=callbacks, mirror=chosen.mirror, estimator=estimator)
+        else:
+            complete_log(run, artifact, chosen.mirror)
+            if estimator is not None:
+                given = check_given_estimator(build_untrained_model(data, spec)[0], estimator)
+                given.load_state(artifact.load_state()["model_state"])
+    evaluated = evaluate_artifacts(workspace, data, {model: artifact})
+    facts, history = artifact.facts, pd.DataFrame(artifact.facts["history"])
+    resumed = None if reused else facts["resumed_from"]
+    unit = "epoch" if find_model_spec(model).windowed else "block"
+    reached = "" if resumed is None else f"{unit} {resumed}"
+    begun = f"resumed after {reached}" if reached else "trained from the start"
+    how = "was finished before; loaded" if reused else begun
+    return report.model_result(
+        run, data, artifact, evaluated, started, f"{model} on {symbol}, horizon {horizon}: {how}", found=found,
+        reused=reused, reached=reached,
+        figure=lambda: plots.plot_learning_curves(
+            history, best_epoch=facts["best_epoch"], resumed_from=facts["resumed_from"],
+            prior=evaluated.prior_loss,
+        ),
+        also={"history": history, "ran_on": _ran_on(facts["machine"])}, model=model, best_epoch=facts["best_epoch"],
+        artifact_hash=artifact.hash, machine=facts["machine"],
+        importances=pd.DataFrame(facts["importances"]) if facts["importances"] else None,
+    )  # fmt: skip
+
+
+def open_training(
+    workspace: Workspace | str | Path, symbol: str, horizon: int, model: str, *,
+    model_settings: Mapping | None = None, weights: WeightSpec | None = None, **options: Any,
+) -> tuple[ModelBase, CheckpointManager]:  # fmt: skip
+    """Return the model that `train` fits with these arguments, not fitted yet, and the checkpoints of its run.
+
+    Pass the model to `train(..., estimator=model)`. `load_latest_checkpoint(phase=f"train_{name}")` of the manager
+    finds the newest checkpoint of this run. States of `save_checkpoint`, also from a callback, are kept separately and
+    never change the resumed state. When the training has ended and its model is registered, its own
+    checkpoints are deleted.
+    """
+    workspace = Workspace(workspace)
+    chosen = RunOptions.of(options, unused=("run", "source", "mirror", "on_status"))
+    data, spec = _load_training(workspace, symbol, horizon, model, model_settings, weights, chosen)
+    run = newest_run_folder(workspace.results / symbol, spec.run_id, chosen.fresh)
+    manager = CheckpointManager(workspace.checkpoints, run=run.run_id, during_training=True)
+    return build_untrained_model(data, spec)[0], manager
+
+
+def _load_training(
+    workspace: Workspace | str | Path, symbol: str, horizon: int, model: str, model_settings: Mapping | None,
+    weights: WeightSpec | None, options: RunOptions,
+) -> tuple[PreparedDataset, RunSettings]:  # fmt: skip
+    """Return the certified data and the run settings of a training."""
+    find_model_spec(model)
+    data = load_data_of_run(Workspace(workspace), symbol, horizon, options)
+    settings = check_model_settings(model_settings) | weight_settings(weights)
+    spec = make_run_settings(
+        symbol, horizon, model, task="train", seed=options.seed, quick=options.quick, data=data.fingerprint,
+        settings=settings,
+    )  # fmt: skip
+    return data, spec
+
+
+def load_data_of_run(workspace: Workspace, symbol: str, horizon: int, options: RunOptions) -> PreparedDataset:
+    """Load certified data, and report in one line which of its features are not built-in."""
+    data = load_certified_dataset(workspace, symbol, horizon, options.uncertified)
+    if names := data.settings["data"]["features"]["custom"]:
+        options.on_status(own_features_line(names))
+    return data
+
+
+def check_model_settings(settings: Mapping | None) -> dict:
+    """Return the model's own settings. Raises SettingsError for settings of the run, which have an argument of their
+    own.
+    """
+    for name in ("seed", "folds", "scheme", "test_blocks", "window", "weights"):
+        if name in (settings or {}):
+            raise SettingsError(
+                "Not a setting of the model", where="model_settings", got=name, next_step=f"give {name}= as an argument"
+            )
+    return dict(settings or {})
+
+
+def weight_settings(spec: WeightSpec | None) -> dict:
+    """Return the weight settings for the run's record; {} for the default weights."""
+    return {} if spec in (None, WeightSpec()) else {"weights": asdict(spec)}
+
+
+# ---- the fit -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A fit on some rows of a data set: its result and calibration, and what it was held out on.
+
+    take : positions into the labels -> inputs of the model.
+    held_out : inputs, labels and weights of the rows of early stopping and calibration.
+    p_N3 : uncalibrated probabilities of these rows.
+    """
+
+    result: ModelFitResult
+    calibration: Calibration
+    take: InputReader
+    held_out: tuple
+    p_N3: np.ndarray
+
+
+def fit_on_rows(
+    data: PreparedDataset, model: ModelBase, train: np.ndarray, held_out: np.ndarray,
+    scaler: Callable[[np.ndarray], FittedStep], weights: WeightSpec | None = None, **options: Any,
+) -> Fitted:  # fmt: skip
+    """Fit the model on training rows, and stop it early and calibrate it on held-out rows, all of positive weight.
+
+    train, held_out : positions into the labels.
+    scaler : from the training rows of positive weight to the preprocessing.
+    options : callbacks and checkpoints, as of `ModelBase.fit`.
+    """
+    take, learnt, validation = fit_inputs(data, model, train, held_out, scaler, weights)
+    result = model.fit(*learnt, validation=validation, **options)
+    p_N3 = condition_on_classes(model.predict_proba(validation[0]), data.classes.values())
+    calibration = Calibration.fit(floored_log_probabilities(p_N3), validation[1], horizon=data.horizon)
+    return Fitted(result, calibration, take, validation, p_N3)
+
+
+def fit_inputs(
+    data: PreparedDataset, model: ModelBase, train: np.ndarray, held_out: np.ndarray,
+    scaler: Callable[[np.ndarray], FittedStep], weights: WeightSpec | None,
+) -> tuple[InputReader, tuple, tuple]:  # fmt: skip
+    """Return the reader of inputs, and (inputs, labels, weights) of the training rows and of the held-out rows."""
+    (train, w_train), (held_out, w_held) = (
+        dataset_rows_with_weight(data, train, weights),
+        dataset_rows_with_weight(data, held_out),
+    )
+    take = dataset_input_reader(data, scaler(train), model)
+    return take, (take(train), data.y[train], w_train), (take(held_out), data.y[held_out], w_held)
 
 
 def train_with_holdout(
-    workspace: Workspace, data: PreparedDataset, run: RunFolder, spec: RunSettings, *, callbacks: Sequence[Callback],
-    mirror: str, estimator: ModelBase | None = None,
+    data: PreparedDataset, run: Run, *, callbacks: Sequence[Callback] = (), mirror: str = "off",
+    estimator: ModelBase | None = None,
 ) -> Artifact:  # fmt: skip
-    """Train on the training rows, stop early and calibrate on validation rows, and register the bundle.
+    """Train on the training rows, stop early and calibrate on validation rows, and register the model.
 
     estimator : the model to fit, as returned by `open_training`; None builds one.
     """
-    started, training = time.perf_counter(), build_fit_inputs(data, spec)
-    model, held_out, quick_limits = (
-        check_given_estimator(training.model, estimator),
-        training.held_out,
-        training.quick_limits,
-    )
-    run.begin(spec)
-    with (
-        open_run_checkpoints(workspace.checkpoints, run) as manager,
-        # Locked before the log is opened: a second process on this run is refused before it writes anything.
-        manager.phase(fit_phase_name(spec.model)).acquired() as phase,
-        open_run_tracker(run, spec.to_dict(), mirror, restorable_snapshot(manager, run)) as tracker,
-    ):
-        checkpoints = LoggedCheckpoints(phase, run_machine_facts(spec), tracker, model.trained_on)
-        result = model.fit(
-            *training.train, validation=held_out,
+    started, spec = time.perf_counter(), run.settings
+    model, train_rows, validation, quick_limits = build_untrained_model(data, spec)
+    model = check_given_estimator(model, estimator)
+    run.begin()
+    # Locked before the log is opened: a second process on this run is refused before it writes anything.
+    with run.phase.acquired() as phase, run.log(mirror) as tracker:
+        checkpoints = FitCheckpoints(phase, run.machine, tracker, model.trained_on)
+        fitted = fit_on_rows(
+            data, model, train_rows, validation, lambda rows: data.scaler, _weights_of(spec),
             callbacks=(tracker.log, *callbacks), checkpoints=checkpoints,
         )  # fmt: skip
         phase.wait_uploaded()
-        p_N3 = condition_on_classes(model.predict_proba(held_out[0]), data.classes.values())
-        calibration = Calibration.fit(floored_log_probabilities(p_N3), held_out[1], horizon=data.horizon)
-        nondeterminism = merge_inexact_reasons(result.nondeterminism, checkpoints.machine_differences)
-        facts = _facts(data, run, spec, result, nondeterminism, quick_limits, time.perf_counter() - started)
+        inexact = merge_inexact_reasons(fitted.result.nondeterminism, checkpoints.machine_differences)
+        facts = _facts(data, run, fitted.result, inexact, quick_limits) | {"seconds": time.perf_counter() - started}
         # Calibrated, each row once; epoch and calibration were chosen on these rows, so test rows will be worse.
-        facts["validation"] = dict(classification_metrics(held_out[1], calibration.apply(p_N3)))
+        held_out = fitted.held_out
+        facts["validation"] = dict(classification_metrics(held_out[1], fitted.calibration.apply(fitted.p_N3)))
         # On validation rows: test rows are for the verdict alone.
-        worth = (
-            feature_importance_table(model, data.features.columns, *held_out).reset_index()
-            if model.lookback <= 1
-            else None
+        tabular = model.lookback <= 1
+        facts["importances"] = (
+            feature_importance_table(model, data.features.columns, *held_out).reset_index().to_dict("records")
+            if tabular else []
+        )  # fmt: skip
+        # Independent of the clock and of interruptions: the same run gives the same bytes.
+        made = TrainedModel(
+            model_state=model.get_state(), scaler=data.scaler.to_dict(), feature_names=tuple(data.features.columns),
+            spec=data.settings, calibration=fitted.calibration.to_dict(), lookback=0 if tabular else model.lookback,
+            facts={name: facts[name] for name in ("run_id", "symbol", "horizon", "model", "data")},
+        )  # fmt: skip
+        artifact = ArtifactRegistry(run.workspace.models).register(
+            data.symbol, "model", spec.model, made.to_state(), facts, {"run": run.run_id, "data": data.fingerprint}
         )
-        facts["importances"] = [] if worth is None else worth.to_dict("records")
-        bundle = _bundle(data, model, calibration, facts)
-        made_from = {"run": run.run_id, "data": data.fingerprint}
-        registry = ArtifactRegistry(workspace.models)
-        artifact = registry.register(data.symbol, "model", spec.model, bundle.to_state(), facts, made_from)
-        tracker.finish(training_log_summary(artifact), artifact=artifact)
+        tracker.finish(log_summary(artifact), artifact=artifact)
         phase.remove_files()
         run.end()
     return artifact
 
 
-@dataclass(frozen=True)
-class _TrainingData:
-    """An untrained model and its data: (inputs, labels, weights) of the training rows and of the held-out rows."""
+def _facts(
+    data: PreparedDataset, run: Run, result: ModelFitResult, inexact: list[str], quick_limits: dict
+) -> dict[str, Any]:
+    spec = run.settings
+    # Limits that the user's own settings equal are QUICK's only where the values agree.
+    expected = QuickLimits().settings_for(find_model_spec(spec.model).family)
+    limits = {name: value for name, value in dict(spec.settings).items() if expected.get(name) == value}
+    return run_facts(data, run) | {
+        "history": result.history, "best_epoch": result.best_epoch, "resumed_from": result.resumed_from,
+        "machine": result.machine | {"compiles": result.compiles} if result.machine else {},
+        "exact": not inexact, "inexact": inexact, "limited": quick_limits | limits if spec.quick else {},
+    }  # fmt: skip
 
-    model: ModelBase
-    train: tuple
-    held_out: tuple
-    quick_limits: dict
 
-
-def build_fit_inputs(data: PreparedDataset, spec: RunSettings) -> _TrainingData:
-    """Return the model and the rows of a run's settings; equal in every process of the training."""
-    model, train, validation, quick_limits = build_untrained_model(data, spec)
-    weights = WeightSpec(**dict(spec.settings).get("weights", {}))
-    take = dataset_input_reader(data, data.scaler, model)
-    (train, w_train), (validation, w_validation) = (
-        dataset_rows_with_weight(data, train, weights),
-        dataset_rows_with_weight(data, validation),
-    )
-    held_out = (take(validation), data.y[validation], w_validation)
-    return _TrainingData(model, (take(train), data.y[train], w_train), held_out, quick_limits)
+def run_facts(data: PreparedDataset, run: Run) -> dict[str, Any]:
+    """Return the facts of an artifact about its run and its data."""
+    return {
+        "run_id": run.run_id, "symbol": data.symbol, "horizon": data.horizon, "model": run.settings.model,
+        "data": data.fingerprint, "run": run.settings.to_dict(),
+        "split_times": times_of_splits(data.labels.index, data.splits), "versions": installed_library_versions(),
+    }  # fmt: skip
 
 
 def build_untrained_model(data: PreparedDataset, spec: RunSettings) -> tuple[ModelBase, np.ndarray, np.ndarray, dict]:
     """Build an unfitted model by a run's settings; return it, its training rows, its validation rows, and limits of
-    QUICK.
+    QUICK; equal in every process of the training.
 
-    Raises SettingsError for settings it does not take, FactoryError where no row has a full window.
+    Raises SettingsError for settings it does not take, FactoryError where no row of a split has a full window.
     """
     settings = {name: value for name, value in spec.settings if name != "weights"}
     model = build_model(spec.model, seed=spec.seed, **resolve_dataset_settings(data, settings))
     model.trained_on = {"symbol": data.symbol, "horizon": data.horizon, "features": list(data.features.columns)}
-    return model, *_train_validation_rows(data, model, spec.quick)
+    usable = data.full_window_mask(model.lookback)
+    parts = {name: rows[usable[rows]] for name, rows in data.splits.items()}
+    for name, rows in parts.items():
+        if not len(rows):
+            raise FactoryError(
+                f"No {name} row has a full input window", where=model.name, got=f"a look-back of {model.lookback} rows",
+                wanted="sessions longer than that", next_step="use a shorter lookback, or more bars",
+            )  # fmt: skip
+    limit = quick_row_limit(model.name, spec.quick)
+    train_rows, quick_limits = limit_training_rows(parts["train"], limit)
+    held_out, fewer = limit_training_rows(parts["validation"], limit)
+    for number in fewer.values():
+        quick_limits["validation rows of stopping and calibration"] = number
+    return model, train_rows, held_out, quick_limits
+
+
+def _weights_of(spec: RunSettings) -> WeightSpec:
+    return WeightSpec(**dict(spec.settings).get("weights", {}))
+
+
+def _fit_in_further_rank(data: PreparedDataset, spec: RunSettings) -> None:
+    """Take part in the fit of rank 0, if there is one, and keep nothing of it."""
+    if broadcast_fit_decision(spec):
+        model, train_rows, held_out, _ = build_untrained_model(data, spec)
+        _, learnt, validation = fit_inputs(
+            data, model, train_rows, held_out, lambda rows: data.scaler, _weights_of(spec)
+        )
+        with worker_rank():
+            model.fit(*learnt, validation=validation)
 
 
 def check_given_estimator(wanted: ModelBase, given: ModelBase | None) -> ModelBase:
@@ -127,116 +339,58 @@ def check_given_estimator(wanted: ModelBase, given: ModelBase | None) -> ModelBa
 
     Raises SettingsError where name, settings, network or rows differ.
     """
-    compared = ("name", "settings", "network_spec", "trained_on", "lookback", "offset_column", "offset_bars")
-    for what in compared:
-        expected, actual = (_comparable_value(model, what) for model in (wanted, given))
-        if given is not None and expected != actual:
+    if given is None:
+        return wanted
+    for what in ("name", "settings", "network_spec", "trained_on", "lookback", "offset_column", "offset_bars"):
+        expected, actual = (getattr(model, what, None) for model in (wanted, given))
+        if what == "settings":
+            expected, actual = (value and value.identity() for value in (expected, actual))
+        if expected != actual:
             shown = ("other rows", "those of this run") if what == "trained_on" else (actual, expected)
             raise SettingsError(
                 "Not the model that the run trains", where=f"estimator.{what}", got=shown[0],
                 wanted=shown[1], next_step="take the model that pipeline.open_training gives for the same arguments",
             )  # fmt: skip
-    if given is None:
-        return wanted
     given.settings = wanted.settings
     return given
 
 
-def _comparable_value(model: ModelBase | None, what: str) -> object:
-    value = getattr(model, what, None)
-    return value.identity() if what == "settings" and value is not None else value
+# ---- the log and the result ----------------------------------------------------------------------------------------
 
 
-def complete_train_log(
-    workspace: Workspace, run: RunFolder, spec: RunSettings, artifact: Artifact, *, mirror: str
-) -> None:
+def complete_log(run: Run, artifact: Artifact, mirror: str) -> None:
     """Complete the log of a run whose artifact exists, after a kill or a late upload between the two.
 
     Once the artifact is persisted, the run's checkpoints are deleted.
     """
-    history = history_log_steps(artifact.facts.get("history", ()))
-    log = run.folder / "log"
+    history, log = history_log_steps(artifact.facts.get("history", ())), run.folder / "log"
     if not is_log_complete(log) or count_run_log_steps([step for step, _ in history], log) < len(history):
-        with open_run_tracker(run, spec.to_dict(), mirror) as tracker:
+        with run.log(mirror, resumable=False) as tracker:
             tracker.log_missing(history)
-            tracker.finish(training_log_summary(artifact), artifact=artifact)
+            tracker.finish(log_summary(artifact), artifact=artifact)
     if not run.ended:
-        if spec.task == "train":
-            with (
-                suppress(CheckpointError),  # the process that works on it releases them
-                open_run_checkpoints(workspace.checkpoints, run) as manager,
-                manager.phase(fit_phase_name(spec.model)).acquired() as phase,
-            ):
-                phase.remove_files()
+        with suppress(CheckpointError), run.phase.acquired() as phase:  # the process that works on it releases them
+            phase.remove_files()
         run.end()
 
 
-def training_log_summary(artifact: Artifact) -> dict:
+def log_summary(artifact: Artifact) -> dict:
     """Return the summary of the run's log."""
     facts = artifact.facts
     metrics = {f"validation_{name}": value for name, value in facts.get("validation", {}).items()}
     return {"artifact": artifact.hash, "best_epoch": facts.get("best_epoch"), **metrics}
 
 
-def _train_validation_rows(data: PreparedDataset, model: ModelBase, quick: bool) -> tuple[np.ndarray, np.ndarray, dict]:
-    """Return the training and validation rows this model can read, at least one of each, and limits of QUICK."""
-    usable = data.full_window_mask(model.lookback)
-    parts = {name: rows[usable[rows]] for name, rows in data.splits.items()}
-    for name, rows in parts.items():
-        if not len(rows):
-            raise FactoryError(
-                f"No {name} row has a full input window", where=model.name, got=f"a look-back of {model.lookback} rows",
-                wanted="sessions longer than that", next_step="use a shorter lookback, or more bars",
-            )  # fmt: skip
-    limit = quick_row_limit(model.name, quick)
-    train, quick_limits = limit_training_rows(parts["train"], limit)
-    held_out, fewer = limit_training_rows(parts["validation"], limit)
-    for number in fewer.values():
-        quick_limits["validation rows of stopping and calibration"] = number
-    return train, held_out, quick_limits
-
-
-def _facts(
-    data: PreparedDataset,
-    run: RunFolder,
-    spec: RunSettings,
-    result: ModelFitResult,
-    nondeterminism: list[str],
-    quick_limits: dict,
-    seconds: float,
-) -> dict:
-    # Limits that the user's own settings equal are QUICK's only where the values agree.
-    expected = QuickLimits().settings_for(find_model_spec(spec.model).family)
-    limits = {name: value for name, value in dict(spec.settings).items() if expected.get(name) == value}
-    return {
-        "run_id": run.run_id,
-        "symbol": data.symbol,
-        "horizon": data.horizon,
-        "model": spec.model,
-        "data": data.fingerprint,
-        "run": spec.to_dict(),
-        "split_times": times_of_splits(data.labels.index, data.splits),
-        "history": result.history,
-        "best_epoch": result.best_epoch,
-        "resumed_from": result.resumed_from,
-        "machine": result.machine | {"compiles": result.compiles} if result.machine else {},
-        "exact": not nondeterminism,
-        "inexact": nondeterminism,
-        "limited": quick_limits | limits if spec.quick else {},
-        "seconds": seconds,
-        "versions": installed_library_versions(),
+def _ran_on(machine: Mapping[str, Any]) -> pd.DataFrame:
+    """Return device, memory and speed of a network's training; empty for a booster."""
+    peak, compiles = machine.get("peak_bytes"), machine.get("compiles")
+    shown = {
+        "device": machine.get("device"),
+        "threads of the host": machine.get("threads"),
+        "precision of the steps": machine.get("precision"),
+        "parameters": f"{machine.get('parameters', 0):,}",
+        "peak memory": f"{peak / 1e6:,.0f} MB" if peak else "unknown",
+        "compiles": ", ".join(f"{name} {count}" for name, count in (compiles or {}).items()) or "none",
+        "samples a second": f"{machine.get('rows_per_second', 0):,.0f}, validation included",
     }
-
-
-def _bundle(data: PreparedDataset, model: ModelBase, calibration: Calibration, facts: dict) -> TrainedModel:
-    """Build the bundle, independent of the clock and of interruptions: the same run gives the same bytes."""
-    kept = ("run_id", "symbol", "horizon", "model", "data")
-    return TrainedModel(
-        model_state=model.get_state(),
-        scaler=data.scaler.to_dict(),
-        feature_names=tuple(data.features.columns),
-        spec=data.settings,
-        calibration=calibration.to_dict(),
-        lookback=model.lookback if model.lookback > 1 else 0,
-        facts={name: facts[name] for name in kept},
-    )
+    return pd.DataFrame({"value": shown if machine else {}}, dtype=object).rename_axis("training")

@@ -13,8 +13,6 @@ from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.models.registry import WITH_DATA, build_model, find_model_spec
 from ml_factory.process_identity import launched_by_torchrun, process_rank
 from ml_factory.settings import RunSettings
-from ml_factory.workflows.prepared_dataset import PreparedDataset
-from ml_factory.workflows.train import build_fit_inputs
 
 
 def broadcast_fit_decision(spec: RunSettings, fitting: bool = False) -> bool:
@@ -27,18 +25,6 @@ def broadcast_fit_decision(spec: RunSettings, fitting: bool = False) -> bool:
         build_model(spec.model, **settings).settings
     )
     return device.processes.broadcast({"fitting": fitting})["fitting"]
-
-
-def fit_worker_rank(data: PreparedDataset, spec: RunSettings) -> None:
-    """Take part in the fit of rank 0, if there is one, and keep nothing of it.
-
-    Raises FactoryError when rank 0 ends before the fit does.
-    """
-    if not broadcast_fit_decision(spec):
-        return
-    training = build_fit_inputs(data, spec)
-    with worker_rank():
-        training.model.fit(*training.train, validation=training.held_out)
 
 
 @contextmanager

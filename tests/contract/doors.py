@@ -135,7 +135,7 @@ from ml_factory.targets.weights import (
     training_weights,
 )
 from ml_factory.tracking.wandb_sync import PROJECT as WANDB_PROJECT
-from ml_factory.workflows.cross_validation import folds
+from ml_factory.workflows import folds
 from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.train import check_given_estimator
 from tests.small_data import SMALL_DATA, SMALL_DATA_WORDS

@@ -28,8 +28,7 @@ FIRST = """
 import json
 import sys
 from ml_factory import pipeline
-from ml_factory.workflows import train
-from ml_factory.workflows.cross_validation import folds
+from ml_factory.workflows import folds, train
 
 def stop_before(owner, name, after):
     whole, calls = getattr(owner, name), []
@@ -43,9 +42,9 @@ def stop_before(owner, name, after):
 
 verb, given, named = sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4])
 if verb == "train":
-    stop_before(train.LoggedCheckpoints, "save", 1)
+    stop_before(train.FitCheckpoints, "save", 1)
 else:
-    stop_before(folds, "dataset_sample_weights", 3 if verb == "stack" else 1)
+    stop_before(folds, "fit_on_rows", 3 if verb == "stack" else 1)
 getattr(pipeline, verb)(sys.argv[1], "MES", 5, *given, **named)
 """
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ml_factory.errors import SettingsError
-from ml_factory.run_folder import RunFolder, open_run_checkpoints
+from ml_factory.runs import RunFolder, open_run_checkpoints
 from ml_factory.training.device import Device, XlaDevice, deterministic_device, pick_device, pick_prediction_device
 from ml_factory.training.spec import TrainSpec
 

@@ -14,9 +14,8 @@ from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.inference import predict
 from ml_factory.leakage.tables import Findings
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows import audit_runs, dataset_evaluation, predictions, prepared_dataset
+from ml_factory.workflows import audit_runs, evaluation, folds, predictions, prepared_dataset
 from ml_factory.workflows import train as train_module
-from ml_factory.workflows.cross_validation import folds
 from ml_factory.workflows.load_prepared import load_dataset
 
 MODEL = "linear"
@@ -71,60 +70,60 @@ def weights_of_all(patch):
 
 
 def calibration_of_test_rows(patch):
-    fit_inputs, fit, seen = train_module.build_fit_inputs, train_module.Calibration.fit, {}
+    fit_inputs, fit, seen = train_module.fit_inputs, train_module.Calibration.fit, {}
 
-    def watched(data, spec):
+    def watched(data, *given):
         seen["shares"] = np.bincount(data.y[data.splits["test"]] + 1, minlength=3) + 1.0
-        return fit_inputs(data, spec)
+        return fit_inputs(data, *given)
 
     def spoilt(log_p, y, w=None, *, horizon=1):
         return fit(log_p, y, seen["shares"][np.asarray(y) + 1], horizon=horizon)
 
-    patch.setattr(train_module, "build_fit_inputs", watched)
+    patch.setattr(train_module, "fit_inputs", watched)
     patch.setattr(train_module.Calibration, "fit", staticmethod(spoilt))
 
 
 def stops_on_test_rows(patch):
-    honest = train_module._train_validation_rows
+    honest = train_module.build_untrained_model
 
-    def spoilt(data, model, quick):
-        train, _, limited = honest(data, model, quick)
-        return train, data.splits["test"], limited
+    def spoilt(data, spec):
+        model, train, _, limited = honest(data, spec)
+        return model, train, data.splits["test"], limited
 
-    patch.setattr(train_module, "_train_validation_rows", spoilt)
+    patch.setattr(train_module, "build_untrained_model", spoilt)
 
 
 def learns_from_a_test_row(patch):
-    honest = train_module._train_validation_rows
+    honest = train_module.build_untrained_model
 
-    def spoilt(data, model, quick):
-        train, validation, limited = honest(data, model, quick)
-        return np.append(train, data.splits["test"][:1]), validation, limited
+    def spoilt(data, spec):
+        model, train, validation, limited = honest(data, spec)
+        return model, np.append(train, data.splits["test"][:1]), validation, limited
 
-    patch.setattr(train_module, "_train_validation_rows", spoilt)
+    patch.setattr(train_module, "build_untrained_model", spoilt)
 
 
 def prior_of_all(patch):
     """The class prior that a model must beat is counted on the rows that judge too."""
-    honest = dataset_evaluation.prepared_dataset_baselines
+    honest = evaluation.prepared_dataset_baselines
 
     def spoilt(data, training_rows, rows):
         everything = np.arange(len(data.labels))
         return honest(data, training_rows, rows) | {"prior": honest(data, everything, rows)["prior"]}
 
-    patch.setattr(dataset_evaluation, "prepared_dataset_baselines", spoilt)
+    patch.setattr(evaluation, "prepared_dataset_baselines", spoilt)
 
 
 def prior_other_a_history_of_all(patch):
-    honest = predictions.dataset_weighted_prior_loss
+    honest = evaluation.dataset_weighted_prior_loss
     spoilt = lambda data, training_rows, rows: honest(data, np.arange(len(data.labels)), rows)  # noqa: E731
-    patch.setattr(predictions, "dataset_weighted_prior_loss", spoilt)
+    patch.setattr(evaluation, "dataset_weighted_prior_loss", spoilt)
 
 
 def worsened_prior(patch):
-    honest = dataset_evaluation.prior_baseline_probabilities
+    honest = evaluation.prior_baseline_probabilities
     spoilt = lambda *given: 0.8 * honest(*given) + 0.2 / 3  # noqa: E731
-    patch.setattr(dataset_evaluation, "prior_baseline_probabilities", spoilt)
+    patch.setattr(evaluation, "prior_baseline_probabilities", spoilt)
 
 
 def forecasts_tempered_by_outcomes(patch):
@@ -249,9 +248,9 @@ def test_audit_of_stack_passes_and_with_calibration_on_test_rows_names_it(sample
     assert found_by(audit_runs.audit_stack, sample) == []
     honest = audit_runs.fit_stack
 
-    def on_test(workspace, data, *given, **options):
+    def on_test(data, *given):
         both = np.concatenate([data.splits["validation"], data.splits["test"]])
-        return honest(workspace, replace(data, splits=data.splits | {"validation": both}), *given, **options)
+        return honest(replace(data, splits=data.splits | {"validation": both}), *given)
 
     monkeypatch.setattr(audit_runs, "fit_stack", on_test)
     assert any("stack: its weights and calibration" in one for one in found_by(audit_runs.audit_stack, sample))

@@ -6,15 +6,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.evaluation.baselines import BASELINES, baseline_session_clock
+from ml_factory.evaluation.baselines import BASELINES, ClockBaseline, baseline_session_clock
 from ml_factory.targets.labels import KINDS, label_classes
 from ml_factory.targets.weights import training_weights
-from ml_factory.workflows.dataset_evaluation import (
-    dataset_best_baseline,
-    dataset_metrics_with_baselines,
+from ml_factory.workflows.evaluation import (
+    best_baseline,
     dataset_weighted_prior_loss,
-    fit_dataset_clock_baseline,
     prepared_dataset_baselines,
+    prepared_dataset_metrics,
 )
 
 LIFE = 6  # bars a neutral label lives; the others live one
@@ -39,9 +38,13 @@ def data():
     )  # fmt: skip
 
 
+def metrics_with_baselines(data, train, rows, forecasts):
+    return prepared_dataset_metrics(data, rows, forecasts | prepared_dataset_baselines(data, train, rows), "prior")
+
+
 def test_prior_baseline_counts_each_clear_training_row_once(data):
     train, test = np.arange(600), np.arange(600, N)
-    table = dataset_metrics_with_baselines(data, train, test, {}, "prior")
+    table = metrics_with_baselines(data, train, test, {})
     clear, assessed = train[data.unambiguous_mask[train]], test[data.unambiguous_mask[test]]
     share = np.array([np.mean(data.y[clear] == side) for side in (-1, 0, 1)])
     by_hand = -np.log(share[data.y[assessed] + 1]).mean()
@@ -54,14 +57,14 @@ def test_constant_forecasts_have_no_log_loss_gain_over_prior_on_same_rows(data):
     weights = training_weights(data.labels)
     weighted = np.array([weights[data.y == side].sum() for side in (-1, 0, 1)]) / weights.sum()
     shown = {"uniform": np.full((N, 3), 1 / 3), "weighted": np.tile(weighted, (N, 1))}
-    gains = dataset_metrics_with_baselines(data, rows, rows, shown, "prior")["log_loss_gain"]
+    gains = metrics_with_baselines(data, rows, rows, shown)["log_loss_gain"]
     assert gains["uniform"] < 0 and gains["weighted"] < -0.01
 
 
 def test_best_baseline_without_clear_rows_is_prior(data):
-    assert dataset_best_baseline(data, np.arange(600), np.arange(0)) == "prior"
     ambiguous = np.flatnonzero(~data.unambiguous_mask)
-    assert dataset_best_baseline(data, np.arange(600), ambiguous[ambiguous >= 600]) == "prior"
+    for rows in (np.arange(0), ambiguous[ambiguous >= 600]):
+        assert best_baseline(data, rows, prepared_dataset_baselines(data, np.arange(600), rows)) == "prior"
 
 
 def test_weighted_prior_loss_uses_training_weights(data):
@@ -70,10 +73,7 @@ def test_weighted_prior_loss_uses_training_weights(data):
     share = np.array([taught[data.y[train] == side].sum() for side in (-1, 0, 1)]) / taught.sum()
     by_hand = assessed @ -np.log(share[data.y[validation] + 1]) / assessed.sum()
     assert dataset_weighted_prior_loss(data, train, validation) == pytest.approx(by_hand, rel=1e-12)
-    assert (
-        abs(dataset_metrics_with_baselines(data, train, validation, {}, "prior").loc["prior", "log_loss"] - by_hand)
-        > 0.01
-    )
+    assert abs(metrics_with_baselines(data, train, validation, {}).loc["prior", "log_loss"] - by_hand) > 0.01
 
 
 def test_baselines_are_complete_and_independent_of_forecast_rows(data):
@@ -89,13 +89,13 @@ def test_baselines_are_complete_and_independent_of_forecast_rows(data):
 def test_clock_baseline_counts_clear_training_rows_by_bars_left(data):
     """With ambiguous rows counted as neutral, or bars of ten minutes, the shares would be others."""
     train = np.arange(0, 600, 2)  # every other bar
-    fitted = fit_dataset_clock_baseline(data, train)
-    assert fitted.bar_minutes == 5.0 and fitted.horizon == LIFE
     clear = train[data.unambiguous_mask[train]]
     one_bar_left = clear[np.rint(data.clock.minutes_left[clear] / 5) == 1]
     share = np.array([np.mean(data.y[clear] == side) for side in (-1, 0, 1)])
     counts = np.array([np.sum(data.y[one_bar_left] == side) for side in (-1, 0, 1)])
-    wanted = (counts + fitted.pseudo_count * share) / (counts.sum() + fitted.pseudo_count)
-    assert counts.sum() and fitted.predict(data.clock.take(one_bar_left)) == pytest.approx(
+    lives = {"horizon": LIFE, "bar_minutes": 5.0, "volatility": data.volatility[clear]}
+    pseudo_count = ClockBaseline.fit(data.clock.take(clear), data.y[clear], **lives).pseudo_count
+    wanted = (counts + pseudo_count * share) / (counts.sum() + pseudo_count)
+    assert counts.sum() and prepared_dataset_baselines(data, train, one_bar_left)["clock"] == pytest.approx(
         np.tile(wanted, (counts.sum(), 1)), rel=1e-12
     )

@@ -11,7 +11,7 @@ SPEC = BarrierSearchSpec(neutral=(0.02, 0.7), lean=0.5)
 SMALL = {"rounds": 5, "depth": 2, "threads": 1}
 
 
-def folds(place) -> pipeline.CrossValidateResult:
+def folds(place):
     return pipeline.cross_validate(place, "DEMO", 5, "xgboost", folds=3, model_settings=SMALL)
 
 

@@ -12,7 +12,7 @@ from ml_factory.evaluation.baselines import BASELINES
 from ml_factory.evaluation.metrics import row_log_loss
 from ml_factory.storage.json_values import parse_json
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows import model_findings
+from ml_factory.workflows import evaluation
 from ml_factory.workflows.load_prepared import load_dataset
 
 SETTINGS = {"rounds": 150, "min_leaf": 1.0}
@@ -62,8 +62,8 @@ def test_findings_of_run_are_in_result_summary_page_and_json(trained):
 def test_find_model_issues_reads_gains_of_each_part_over_prior_of_training_rows(trained, monkeypatch):
     workspace, result, _ = trained
     seen = {}
-    monkeypatch.setattr(model_findings, "overfit_finding", lambda train, valid: seen.update(train=train, valid=valid))
-    monkeypatch.setattr(model_findings, "concentration_finding", lambda unit, gains: seen.update({unit: gains}))
+    monkeypatch.setattr(evaluation, "overfit_finding", lambda train, valid: seen.update(train=train, valid=valid))
+    monkeypatch.setattr(evaluation, "concentration_finding", lambda unit, gains: seen.update({unit: gains}))
     pipeline.train(workspace, "DEMO", 5, "xgboost", uncertified=True, model_settings={"rounds": 150, "min_leaf": 1.0})
     data, stored = load_dataset(workspace, "DEMO", 5), pipeline.load_predictions(workspace, "DEMO", 5, "xgboost")
     rows = {part: data.labels.index.get_indexer(stored.index[stored["split"] == part]) for part in ("train", "test")}

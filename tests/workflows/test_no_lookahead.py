@@ -8,20 +8,16 @@ import numpy as np
 import pytest
 
 from ml_factory import pipeline
-from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.data.io import import_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.evaluation.calibration import Calibration
-from ml_factory.models.registry import build_model
-from ml_factory.run_folder import open_run_folder
+from ml_factory.runs import open_run
 from ml_factory.settings import make_run_settings
 from ml_factory.storage.serialization import serialize_state
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows import evaluation, predictions, stack
+from ml_factory.workflows import evaluation, folds, predictions, stack
 from ml_factory.workflows import train as train_module
-from ml_factory.workflows.cross_validation import fold_schemes, folds
-from ml_factory.workflows.dataset_evaluation import dataset_metrics_with_baselines
 from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.prepared_dataset import PreparedDataset
 from tests.small_data import SMALL_DATA
@@ -63,8 +59,8 @@ def fitted(data: PreparedDataset, root: Path, model: str = "lightgbm", **setting
     spec = make_run_settings(
         data.symbol, HORIZON, model, task="train", seed=1, quick=False, data=data.fingerprint, settings=SMALL | settings
     )
-    run = open_run_folder(workspace.results, data.symbol, spec, False)
-    return workspace, train_module.train_with_holdout(workspace, data, run, spec, callbacks=(), mirror="off")
+    with open_run(workspace, spec) as run:
+        return workspace, train_module.train_with_holdout(data, run)
 
 
 def test_train_with_changed_validation_labels_changes_only_stop_and_calibration(data, tmp_path):
@@ -76,15 +72,20 @@ def test_train_with_changed_validation_labels_changes_only_stop_and_calibration(
     assert other["model_state"]["best_round"] != clean["model_state"]["best_round"]
 
 
+def metrics_with_baselines(data, rows, shown):
+    counted = evaluation.prepared_dataset_baselines(data, data.splits["train"], rows)
+    return evaluation.prepared_dataset_metrics(data, rows, shown | counted, "prior")
+
+
 def test_with_baselines_counts_prior_on_training_rows_only(data):
     rows = data.splits["test"]
     shown = {"model": np.full((len(rows), 3), 1 / 3)}
-    clean = dataset_metrics_with_baselines(data, data.splits["train"], rows, shown, "prior")
+    clean = metrics_with_baselines(data, rows, shown)
     # The judge's labels reversed in place: the prior, if it were counted on them, would still do as well.
     labels = data.labels.copy()
     labels.iloc[rows, labels.columns.get_loc("label")] = np.int8(1)
     labels.iloc[rows, labels.columns.get_loc("barrier")] = "upper"
-    other = dataset_metrics_with_baselines(replace(data, labels=labels), data.splits["train"], rows, shown, "prior")
+    other = metrics_with_baselines(replace(data, labels=labels), rows, shown)
     train = data.splits["train"]
     clear = train[data.unambiguous_mask[train]]
     share = np.mean(data.y[clear] == 1)
@@ -117,15 +118,13 @@ def test_prepared_scaler_equals_scaler_fitted_on_training_rows(data):
     assert data.scaler.to_dict() != RobustScaler.fit(data.x_NF).to_dict()
 
 
-def out_of_fold(data: PreparedDataset, root: Path) -> tuple[fold_schemes.FoldPlan, folds.FoldOutcome]:
+def out_of_fold(data: PreparedDataset, root: Path) -> tuple[folds.FoldPlan, folds.FoldForecasts]:
     spec = make_run_settings(
         data.symbol, HORIZON, "lightgbm", task="folds", seed=1, quick=False, data=data.fingerprint, settings=SMALL
     )
-    plan = fold_schemes.plan_folds(data, data.development_rows(), 3, 1, False)
-    with CheckpointManager(root, run="folds") as manager:
-        return plan, folds.fit_and_forecast_folds_or_raise(
-            manager, data, plan, folds.FoldModel(spec, "lightgbm", SMALL)
-        )
+    plan = folds.plan_folds(data, data.development_rows(), 3, 1)
+    with open_run(Workspace(root), spec) as run:
+        return plan, folds.fit_folds(run, data, plan, folds.FoldModel(1, "lightgbm", SMALL))
 
 
 @pytest.mark.parametrize("block", [0, 1, 2])
@@ -163,7 +162,7 @@ def test_development_rows_end_before_first_test_row(data):
 
 @pytest.mark.parametrize(("lookback", "wanted"), [(1, 64), (200, 200)])
 def test_fold_plan_embargo_covers_lookback_window(data, lookback, wanted):
-    plan = fold_schemes.plan_folds(data, data.development_rows(), 3, lookback, False)
+    plan = folds.plan_folds(data, data.development_rows(), 3, lookback)
     for train, test in plan.folds[:2]:
         end = data.labels["label_end"].iloc[plan.rows[test]].max()
         known = data.labels.index[plan.rows]
@@ -189,10 +188,10 @@ def test_stack_with_changed_test_rows_gives_same_state(prepared, tmp_path, monke
             data.symbol, HORIZON, "lightgbm", task="stack", seed=0, quick=True, data="0", settings=None
         )
         spec = replace(spec, settings=settings)
-        run = open_run_folder(workspace.results, data.symbol, spec, False)
         for base in bases.values():  # said on clean rows: only what the stack itself does is at stake
             predictions.load_or_make_predictions(workspace, data, base)
-        states[name] = stack.fit_stack(workspace, now, run, spec, 3).load_state()
+        with open_run(workspace, spec) as run:
+            states[name] = stack.fit_stack(now, run, 3).load_state()
     assert serialize_state(states["test"]) == serialize_state(states["clean"])
     assert states["validation"]["stack"] == states["clean"]["stack"]
     assert states["validation"]["calibration"] != states["clean"]["calibration"]
@@ -200,8 +199,10 @@ def test_stack_with_changed_test_rows_gives_same_state(prepared, tmp_path, monke
 
 def test_training_windows_stay_inside_one_segment(data):
     lookback = 12
-    model = build_model("lstm", lookback=lookback)
-    train, validation, _ = train_module._train_validation_rows(data, model, False)
+    spec = make_run_settings(
+        data.symbol, HORIZON, "lstm", task="train", seed=0, quick=False, data="0", settings={"lookback": lookback}
+    )
+    _, train, validation, _ = train_module.build_untrained_model(data, spec)
     for rows in (train, validation):
         at = data.row[rows]
         assert (data.segment[at - lookback + 1] == data.segment[at]).all() and (np.diff(at) > 0).all()

@@ -3,11 +3,13 @@
 import pytest
 
 from ml_factory import pipeline
-from ml_factory.ensemble import out_of_fold
 from ml_factory.errors import SettingsError
+from ml_factory.settings import make_run_settings
+from ml_factory.workflows import folds as folds_module
 from ml_factory.workflows import plan as plan_module
 from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.plan import RESERVE_SECONDS, FitCost
+from ml_factory.workflows.train import build_untrained_model
 
 SMALL = {"xgboost": {"rounds": 40, "depth": 2}, "lstm": {"epochs": 2, "hidden": 4, "lookback": 8, "batch": 64}}
 
@@ -21,15 +23,16 @@ def data(prepared):
 def costs(monkeypatch):
     """Costs that are known instead of measured: a minute to begin and one a round, or one for all epochs of a row."""
 
-    def known(data, name, settings, seed, row_limit):
-        rows = len(plan_module._usable(data, settings.get("lookback", 1), "train"))
-        return FitCost(rows, settings["rounds"], 60.0, 60.0, windowed=False)
+    def known(data, spec):
+        rows = len(build_untrained_model(data, spec)[1])
+        return FitCost(rows, dict(spec.settings)["rounds"], 60.0, 60.0, windowed=False)
 
     monkeypatch.setattr(plan_module, "fit_cost", known)
 
 
-def plan(workspace, data, models, **more):
-    return plan_module.plan_models(workspace, data, models, **{"quick": False, "seed": 0, "settings": SMALL} | more)
+def plan(workspace, models, **more):
+    own = {name: SMALL[name] for name in models if name in SMALL}
+    return pipeline.plan(workspace, "DEMO", 5, models, **{"model_settings": own} | more)
 
 
 def trained(workspace, model, **more):
@@ -46,24 +49,25 @@ def test_fit_cost_grows_with_rows_times_epochs_or_with_rounds_over_all_rows():
 def test_fit_cost_is_a_line_through_two_short_fits_on_training_rows(data, name, monkeypatch):
     sizes = []
 
-    def known(data, name, settings, seed, size, whole):
+    def known(data, spec, size):
         sizes.append(size)
         return 3.0 + 0.5 * (size[0] * size[1] if name == "lstm" else size[1])
 
     monkeypatch.setattr(plan_module, "fit_seconds", known)
     settings = SMALL[name] | ({"epochs": 20} if name == "lstm" else {})
-    cost = plan_module.fit_cost(data, name, settings, 0, None)
+    spec = make_run_settings("DEMO", 5, name, task="train", seed=0, quick=False, data="0", settings=settings)
+    cost = plan_module.fit_cost(data, spec)
     assert (cost.fixed, cost.slope) == (pytest.approx(3.0), pytest.approx(0.5)) and len(set(sizes)) == 2
-    assert cost.rows <= len(plan_module._usable(data, 8 if name == "lstm" else 1, "train"))
+    assert cost.rows <= len(build_untrained_model(data, spec)[1])
     assert sum(rows * times for rows, times in sizes[1:]) <= 0.2 * cost.rows * cost.iterations
 
 
 def test_plan_lists_unfinished_models_in_order_of_time(prepared, data):
-    result = plan(prepared, data, ["lstm", "xgboost"])
+    result = plan(prepared, ["lstm", "xgboost"])
     assert set(result.table.index) == {"lstm", "xgboost"} and (result.table["fits"] == "whole").all()
     assert result.table["starts_at_minute"].iloc[0] == 0 and result.table["minutes"].is_monotonic_increasing
     trained(prepared, "xgboost")
-    assert list(plan(prepared, data, ["lstm", "xgboost"]).table.index) == ["lstm"]
+    assert list(plan(prepared, ["lstm", "xgboost"]).table.index) == ["lstm"]
 
 
 @pytest.mark.parametrize(
@@ -72,24 +76,24 @@ def test_plan_lists_unfinished_models_in_order_of_time(prepared, data):
 def test_plan_of_short_session_says_what_fits(minutes, fits, prepared, data, costs, monkeypatch):
     monkeypatch.setattr(plan_module, "expected_hours_left", lambda: (60 * minutes + RESERVE_SECONDS) / 3600)
     settings = {"xgboost": {"rounds": 40}, "lightgbm": {"rounds": 45}}
-    table = plan(prepared, data, ["lightgbm", "xgboost"], settings=settings).table
+    table = plan(prepared, ["lightgbm", "xgboost"], model_settings=settings).table
     assert table["fits"].tolist() == fits and list(table.index) == ["xgboost", "lightgbm"]
 
 
 def test_plan_with_unknown_model_or_task_raises(prepared, data):
     with pytest.raises(SettingsError, match="Unknown model"):
-        plan(prepared, data, ["xgbost"])
+        plan(prepared, ["xgbost"])
     with pytest.raises(SettingsError, match="Unknown task"):
-        plan(prepared, data, ["xgboost"], tasks=["fold"])
+        plan(prepared, ["xgboost"], tasks=["fold"])
 
 
 def test_plan_omits_runs_finished_with_same_settings_seed_and_quick(prepared, data):
     trained(prepared, "xgboost", model_settings={"rounds": 10, "depth": 2})
     trained(prepared, "xgboost", seed=1)
     trained(prepared, "xgboost", quick=True)
-    assert list(plan(prepared, data, ["xgboost"]).table.index) == ["xgboost"]
-    for others in ({"seed": 1}, {"quick": True}, {"settings": {"xgboost": {"rounds": 10, "depth": 2}}}):
-        assert plan(prepared, data, ["xgboost"], **others).table.empty
+    assert list(plan(prepared, ["xgboost"]).table.index) == ["xgboost"]
+    for others in ({"seed": 1}, {"quick": True}, {"model_settings": {"xgboost": {"rounds": 10, "depth": 2}}}):
+        assert plan(prepared, ["xgboost"], **others).table.empty
 
 
 def test_plan_of_checkpointed_run_counts_remaining_minutes_only(prepared, data, costs, monkeypatch):
@@ -101,47 +105,46 @@ def test_plan_of_checkpointed_run_counts_remaining_minutes_only(prepared, data, 
             raise Killed
 
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
-    before = plan(prepared, data, ["xgboost"]).table.loc["xgboost"]
+    before = plan(prepared, ["xgboost"]).table.loc["xgboost"]
     assert (before["minutes"], before["done_percent"]) == (41.0, 0.0)
     with pytest.raises(Killed):
         trained(prepared, "xgboost", callbacks=[kill])
-    after = plan(prepared, data, ["xgboost"]).table.loc["xgboost"]
+    after = plan(prepared, ["xgboost"]).table.loc["xgboost"]
     assert (after["minutes"], after["done_percent"]) == (21.0, 50.0)  # 20 of 40 rounds, and the fixed part once more
 
 
 def test_plan_of_folds_counts_minutes_of_unfinished_folds(prepared, data, costs, monkeypatch):
-    scheme = plan_module.FoldSchemeSpec(folds=3)
-    row = plan(prepared, data, ["xgboost"], tasks=["folds"], scheme=scheme).table.loc["folds of xgboost"]
-    folds = plan_module.plan_folds(data, data.development_rows(), scheme, 1, False)
+    row = plan(prepared, ["xgboost"], tasks=["folds"], folds=3).table.loc["folds of xgboost"]
+    folds = folds_module.plan_folds(data, data.development_rows(), 3, 1)
     learned = sum(0.85 * len(train) for train, _ in folds.folds)
-    whole = len(plan_module._usable(data, 1, "train"))
+    whole = len(data.splits["train"])
     assert row["minutes"] == pytest.approx(41 * learned / whole, abs=0.1)
-    seen, fit_inside = [], out_of_fold.inner_validation_split
+    seen, fit_inside = [], folds_module.fit_on_rows
 
-    def killed(*asked):
+    def killed(*asked, **options):
         seen.append(asked)
         if len(seen) == 3:
             raise KeyboardInterrupt
-        return fit_inside(*asked)
+        return fit_inside(*asked, **options)
 
-    monkeypatch.setattr(out_of_fold, "inner_validation_split", killed)
+    monkeypatch.setattr(folds_module, "fit_on_rows", killed)
     with pytest.raises(KeyboardInterrupt):
         pipeline.cross_validate(prepared, "DEMO", 5, "xgboost", folds=3, model_settings=SMALL["xgboost"])
-    monkeypatch.setattr(out_of_fold, "inner_validation_split", fit_inside)
-    left = plan(prepared, data, ["xgboost"], tasks=["folds"], scheme=scheme).table.loc["folds of xgboost"]
+    monkeypatch.setattr(folds_module, "fit_on_rows", fit_inside)
+    left = plan(prepared, ["xgboost"], tasks=["folds"], folds=3).table.loc["folds of xgboost"]
     assert left["minutes"] == pytest.approx(row["minutes"] / 3, abs=0.1) and left["done_percent"] == 66.7
     pipeline.cross_validate(prepared, "DEMO", 5, "xgboost", folds=3, model_settings=SMALL["xgboost"])
-    assert plan(prepared, data, ["xgboost"], tasks=["folds"], scheme=scheme).table.empty
+    assert plan(prepared, ["xgboost"], tasks=["folds"], folds=3).table.empty
 
 
 def test_plan_lists_stack_after_bases_and_omits_finished_stack(prepared, data):
     own = {"xgboost": {"rounds": 20, "depth": 2}}
-    names, how = ["linear", "xgboost"], {"quick": True, "settings": own, "scheme": plan_module.FoldSchemeSpec(folds=2)}
-    table = plan(prepared, data, names, tasks=["stack"], **how).table
+    names, how = ["linear", "xgboost"], {"quick": True, "model_settings": own, "folds": 2}
+    table = plan(prepared, names, tasks=["stack"], **how).table
     assert set(table.index) == {*names, "stack"} and table.index[-1] == "stack"
     pipeline.stack(prepared, "DEMO", 5, names, folds=2, quick=True, mirror="off", model_settings=own)
-    assert plan(prepared, data, names, tasks=["stack"], **how).table.empty
-    others = plan(prepared, data, names, tasks=["stack"], **how | {"settings": {}}).table
+    assert plan(prepared, names, tasks=["stack"], **how).table.empty
+    others = plan(prepared, names, tasks=["stack"], **how | {"model_settings": {}}).table
     assert set(others.index) == {"xgboost", "stack"}  # of other settings neither is finished
 
 
@@ -155,18 +158,18 @@ def test_stack_and_plan_with_settings_of_unused_model_raise(prepared):
 
 def test_plan_with_rate_prices_remaining_time_in_compute_units(prepared, data, costs):
     settings = {"xgboost": {"rounds": 59}, "lightgbm": {"rounds": 14}}
-    result = plan(prepared, data, ["xgboost", "lightgbm"], settings=settings, units_per_hour=1.76)
+    result = plan(prepared, ["xgboost", "lightgbm"], model_settings=settings, units_per_hour=1.76)
     assert result.table["compute_units"].to_dict() == {"lightgbm": 0.44, "xgboost": 1.76}
     assert "xgboost: 60.0 min, 1.760 units, whole" in result.summary()
     assert "all of it: 2.200 compute units at 1.76 an hour" in result.summary()
-    unpriced = plan(prepared, data, ["xgboost"])
+    unpriced = plan(prepared, ["xgboost"])
     assert "compute_units" not in unpriced.table and "unit" not in unpriced.summary()
 
 
 @pytest.mark.parametrize("rate", [0, -1.0, float("nan"), float("inf"), "1.76", True])
 def test_plan_with_unusable_rate_raises_before_warm_up(rate, prepared, data):
     with pytest.raises(SettingsError, match="units_per_hour"):
-        plan(prepared, data, ["no such model"], units_per_hour=rate)
+        plan(prepared, ["no such model"], units_per_hour=rate)
 
 
 def test_cli_plan_passes_rate_to_planner_and_refuses_zero(call, prepared):

@@ -23,6 +23,7 @@ from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import build, inspect_data, prepare, prove
+from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.prepared_dataset import fit_dataset_preprocessing
 from tests.small_data import FEW_COLUMNS, SMALL_DATA
 
@@ -50,7 +51,7 @@ def test_prepare_labels_and_windows_span_sessions_only_with_span(workspace, call
 
     def leaving() -> tuple[int, int, str]:
         """Labels that end in another session, rows with a window of 64, and what the data set is."""
-        data = pipeline.load_dataset(workspace, "ODD", 20)
+        data = load_dataset(workspace, "ODD", 20)
         rows = DatasetStore.current(workspace.processed("ODD")).load_row_facts()
         out = data.labels["label_end"] - data.labels.index > pd.Timedelta(hours=2)  # none lasts longer inside one
         assert rows["segment"].is_monotonic_increasing
@@ -150,7 +151,7 @@ def test_prepare_added_horizon_reuses_stored_features(place, monkeypatch):
     pipeline.prepare(place, "MES", (5,), settings=SMALL_DATA)
     monkeypatch.setattr(build, "build_features", None)
     assert pipeline.prepare(place, "MES", (7,), settings=SMALL_DATA).horizons == [7]
-    store, whole = DatasetStore.current(place.processed("MES")), pipeline.load_dataset(place, "MES", 7)
+    store, whole = DatasetStore.current(place.processed("MES")), load_dataset(place, "MES", 7)
     assert store.horizons == (5, 7)
     assert whole.scaler.to_dict() == type(whole.scaler).fit(whole.x_NF, whole.row[whole.splits["train"]]).to_dict()
 
@@ -158,7 +159,7 @@ def test_prepare_added_horizon_reuses_stored_features(place, monkeypatch):
 def test_load_dataset_maps_features_read_only(place):
     raw(place, BARS)
     pipeline.prepare(place, "MES", (5,), settings=SMALL_DATA)
-    data = pipeline.load_dataset(place, "MES", 5)
+    data = load_dataset(place, "MES", 5)
     assert np.shares_memory(data.x_NF, data.features.to_numpy()) and not data.x_NF.flags.owndata
     assert not data.x_NF.flags.writeable
 
@@ -167,7 +168,7 @@ def test_prepare_with_preprocess_steps_fits_trains_and_predicts_with_steps(place
     raw(place, BARS[:8000])
     steps = ("variance", {"step": "clusters", "most": 0.8}, "standard")
     pipeline.prepare(place, "MES", (5,), settings=DataSpec(features=FEW_COLUMNS, preprocess=steps))
-    data = pipeline.load_dataset(place, "MES", 5)
+    data = load_dataset(place, "MES", 5)
     assert [step.kind for step in data.scaler.steps] == ["variance", "clusters", "standard"]
     assert fit_dataset_preprocessing(data, data.splits["train"]).to_dict() == data.scaler.to_dict()
     trained = pipeline.train(place, "MES", 5, "lightgbm", model_settings={"rounds": 5}, mirror="off")

@@ -12,8 +12,7 @@ from ml_factory.evaluation.metrics import compute_forecast_metrics
 from ml_factory.evaluation.verdict import model_verdict, verdict_gains_of_rows
 from ml_factory.targets.labels import label_classes
 from ml_factory.workflows import report
-from ml_factory.workflows.dataset_evaluation import dataset_calibration_by_class, dataset_gain_over_forecast
-from ml_factory.workflows.evaluation import Evaluation
+from ml_factory.workflows.evaluation import Evaluation, dataset_calibration_by_class, dataset_gain_over_forecast
 
 ROWS = 600
 MONTHS = pd.DataFrame({"rows": [300, 200, 100], "gain": [3.0, -1.0, 1.0]}, index=["2024-01", "2024-02", "2024-03"])
@@ -37,14 +36,9 @@ def evaluated(count: int, reference_gains: dict | None = None) -> Evaluation:
         for name, p in printed.items()
     }
     return Evaluation(
-        np.arange(ROWS),
-        printed,
-        table.reset_index().assign(split="test", used_for_choosing=False),
-        found,
-        "model0",
-        MONTHS,
-        reference_gains=reference_gains or {},
-    )
+        np.arange(ROWS), printed, table.reset_index().assign(split="test", used_for_choosing=False), found, "model0",
+        MONTHS, (), pd.DataFrame(), 1.0, reference_gains or {}, {},
+    )  # fmt: skip
 
 
 def data_of(on_test: Evaluation, ret=None) -> SimpleNamespace:

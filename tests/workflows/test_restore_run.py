@@ -9,7 +9,7 @@ from ml_factory import pipeline
 from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace
 from ml_factory.tracking import wandb_process
-from ml_factory.workflows.cross_validation import folds
+from ml_factory.workflows import folds
 from tests.tracking.wandb_stand_in import KEY, install, settle, versions
 
 SMALL = {"rounds": 20, "depth": 2, "block": 5, "patience": 0}
@@ -70,8 +70,8 @@ def left_by(result) -> list:
     ("verb", "death", "reached"),
     [
         (train, None, "unfinished at round 15"),
-        (cross_validate, (folds, "dataset_sample_weights", 2), "unfinished at fold 2 of 3"),
-        (stack, (folds, "dataset_sample_weights", 3), "unfinished at linear: all folds; lightgbm: fold 1 of 2"),
+        (cross_validate, (folds, "fit_on_rows", 2), "unfinished at fold 2 of 3"),
+        (stack, (folds, "fit_on_rows", 3), "unfinished at linear: all folds; lightgbm: fold 1 of 2"),
     ],
 )
 def test_run_restored_from_wandb_into_empty_workspace_resumes_bit_exact(
@@ -103,7 +103,7 @@ def test_finished_run_restored_from_wandb_is_not_fitted_again(places, tmp_path, 
     first = cross_validate(places[0])
     assert all(done())
     with monkeypatch.context() as patch:
-        patch.setattr(folds, "dataset_sample_weights", None)  # nothing is fitted
+        patch.setattr(folds, "fit_on_rows", None)  # nothing is fitted
         again = cross_validate(places[1])
     assert left_by(again) == left_by(first)
     assert all(done())

@@ -15,22 +15,23 @@ from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import SettingsError
 from ml_factory.features.build import FeatureSpec
+from ml_factory.result import Result
+from ml_factory.runs import count_trials
 from ml_factory.settings import DataSpec
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.barrier_search import BarrierSearchRows, BarrierSearchSpec, SearchedLabelSpec
 from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
 from ml_factory.targets.splits import SplitSpec, chronological_split
-from ml_factory.workflows import found_barriers, search_barriers
-from ml_factory.workflows.results.data import PrepareResult, SearchBarriersResult
-from ml_factory.workflows.runs.stored_runs import count_trials
+from ml_factory.workflows import search_barriers
+from ml_factory.workflows.load_prepared import load_dataset
 from tests.small_data import SMALL_DATA, SMALL_DATA_WORDS
 from tests.targets.markets import gappy
 
 SPEC = BarrierSearchSpec(k=(0.6, 0.9, 1.2), neutral=(0.05, 0.6), lean=0.3)
 
 
-def search(place: Workspace, spec: BarrierSearchSpec = SPEC) -> SearchBarriersResult:
+def search(place: Workspace, spec: BarrierSearchSpec = SPEC) -> Result:
     return pipeline.search_barriers(place, "DEMO", 5, spec)
 
 
@@ -80,7 +81,7 @@ def test_search_barriers_result_sets_labels_and_records_seen_rows(prepared):
         again = pipeline.prepare(prepared, "DEMO", (5,), searched=[named], settings=SMALL_DATA)
         assert (again.fingerprint, again.reused) == (made.fingerprint, True)
     assert made.proof.startswith("quick")
-    assert pipeline.load_dataset(prepared, "DEMO", 5).fingerprint == made.fingerprint
+    assert load_dataset(prepared, "DEMO", 5).fingerprint == made.fingerprint
 
 
 def test_search_barriers_again_finds_same_file_and_other_search_adds_one(prepared):
@@ -122,7 +123,7 @@ def test_prepare_with_barriers_searched_on_other_bars_raises(tmp_path):
     bars = synthetic_bars(days=14, seed=4)
     settings = DataSpec(calendar="cme", tick=0.25)
 
-    def prepare(name: str, table: pd.DataFrame, **more) -> PrepareResult:
+    def prepare(name: str, table: pd.DataFrame, **more) -> Result:
         place = Workspace(tmp_path / name)
         import_bars(table.reset_index(), place, "OTHER")
         return pipeline.prepare(place, "OTHER", (5,), **({"settings": settings} | more))
@@ -195,7 +196,7 @@ def test_with_searched_warns_if_labels_span_sessions_but_windows_do_not(tmp_path
     found = SearchedLabelSpec(labels, BarrierSearchSpec(labels), BarrierSearchRows("", "", "", 1, "", ""), {})
     for spans in (True, False):
         caplog.clear()
-        found_barriers.add_found_barriers(DataSpec(features=FeatureSpec(spans=spans)), tmp_path, found, (5,))
+        search_barriers.add_found_barriers(DataSpec(features=FeatureSpec(spans=spans)), tmp_path, found, (5,))
         assert ("--span" in caplog.text) == (session_end == "span" and not spans)
 
 

@@ -42,8 +42,7 @@ USED = {
         "evaluation/calibration.py", "datasets/scaling.py", "inference/predict.py", "seeding.py",
     ),
     ("train", "lstm"): ("training/loop.py", "models/sequence.py", "datasets/windows.py"),
-    ("folds", "lightgbm"): ("workflows/cross_validation/folds.py", "ensemble/out_of_fold.py", "targets/splits.py",
-        "workflows/cross_validate.py"),
+    ("folds", "lightgbm"): ("workflows/folds.py", "targets/splits.py", "workflows/train.py"),
     ("stack", "stack"): ("workflows/stack.py", "ensemble/stacking.py", "models/sequence.py",
         "models/tabular_xgboost.py"),
 }  # fmt: skip
@@ -51,7 +50,7 @@ UNUSED = {
     ("train", "lightgbm"): (
         "evaluation/html_report.py", "evaluation/plots.py", "workflows/report.py", "notebook.py",
         "checkpoints/manager.py",
-        "models/tabular_xgboost.py", "training/loop.py", "workflows/cross_validation/folds.py",
+        "models/tabular_xgboost.py", "training/loop.py", "workflows/folds.py", "workflows/evaluation.py",
     ),
     ("train", "lstm"): ("models/tabular_xgboost.py", "models/tft.py"),
 }  # fmt: skip

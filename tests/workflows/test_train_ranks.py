@@ -1,6 +1,5 @@
 """torchrun from the command line: two processes, the numbers of one, and one of them writes."""
 
-import dataclasses
 import json
 import os
 import shutil
@@ -13,7 +12,7 @@ import pytest
 from ml_factory import pipeline
 from ml_factory.errors import FactoryError
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows import train_ranks
+from ml_factory.workflows import train
 from tests.conftest import ROOT
 
 SETTINGS = {"dropout": 0.0, "epochs": 2, "hidden": 8, "lookback": 6, "threads": 1, "precision": "fp32", "device": "cpu"}
@@ -83,36 +82,39 @@ def test_train_of_booster_in_further_rank_returns_none_and_writes_nothing(prepar
 
 
 def test_train_of_network_in_further_rank_fits_on_training_rows_and_writes_nothing(prepared, further_rank, monkeypatch):
-    monkeypatch.setattr(train_ranks, "broadcast_fit_decision", lambda spec, fitting=False: True)
-    honest, fitted = train_ranks.build_fit_inputs, []
+    monkeypatch.setattr(train, "broadcast_fit_decision", lambda spec, fitting=False: True)
+    honest, fitted, before = train.build_untrained_model, [], files_of(prepared)
 
     class Recorded:
-        def fit(self, *rows, validation):
-            fitted.append((rows, validation))
+        def fit(self, x, y, w, *, validation):
+            fitted.append((len(x), len(validation[0])))
 
     def observed(data, spec):
-        training = honest(data, spec)
-        wanted.append((training.train, training.held_out))
-        return dataclasses.replace(training, model=Recorded())
+        model, train_rows, held_out, limits = honest(data, spec)
+        wanted.append((len(train_rows), len(held_out)))
+        Recorded.lookback = model.lookback
+        return Recorded(), train_rows, held_out, limits
 
-    wanted, before = [], files_of(prepared)
-    monkeypatch.setattr(train_ranks, "build_fit_inputs", observed)
+    wanted = []
+    monkeypatch.setattr(train, "build_untrained_model", observed)
     assert pipeline.train(prepared, "DEMO", 5, "gru", quick=True, model_settings=SETTINGS) is None
-    assert len(fitted) == 1 and fitted[0][0][0] is wanted[0][0][0] and fitted[0][1] is wanted[0][1]
+    assert len(fitted) == 1 and 0 < fitted[0][0] <= wanted[0][0] and 0 < fitted[0][1] <= wanted[0][1]
     assert files_of(prepared) == before
 
 
 def test_train_in_further_rank_raises_factory_error_after_rank_0_left(prepared, further_rank, monkeypatch):
-    monkeypatch.setattr(train_ranks, "broadcast_fit_decision", lambda spec, fitting=False: True)
+    monkeypatch.setattr(train, "broadcast_fit_decision", lambda spec, fitting=False: True)
+    honest = train.build_untrained_model
 
     class Left:
         def fit(self, *rows, validation):
             raise RuntimeError("[gloo] Connection closed by peer")
 
-    monkeypatch.setattr(
-        train_ranks,
-        "build_fit_inputs",
-        lambda data, spec: type("Setup", (), {"model": Left(), "train": (), "held_out": ()}),
-    )
+    def built(data, spec):
+        model, *rest = honest(data, spec)
+        Left.lookback = model.lookback
+        return Left(), *rest
+
+    monkeypatch.setattr(train, "build_untrained_model", built)
     with pytest.raises(FactoryError, match="Rank 0 has left this training"):
         pipeline.train(prepared, "DEMO", 5, "gru", quick=True, model_settings=SETTINGS)

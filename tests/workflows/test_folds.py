@@ -1,6 +1,7 @@
 """Schemes of folds end to end: who trains on what, what a path is made of, and folds that have nothing to learn."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -13,23 +14,31 @@ from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.evaluation.baselines import BASELINES
 from ml_factory.evaluation.calibration import Calibration
 from ml_factory.evaluation.metrics import row_log_loss
+from ml_factory.runs import FitCheckpoints, open_run
+from ml_factory.settings import make_run_settings
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec, effective_sample_size
-from ml_factory.workflows import load_prepared, unit_checkpoints
-from ml_factory.workflows.cross_validation import fold_scores, folds
-from ml_factory.workflows.cross_validation.fold_schemes import FoldPlan, FoldSchemeSpec, plan_folds
-from ml_factory.workflows.cross_validation.fold_scores import (
+from ml_factory.workflows import train as train_module
+from ml_factory.workflows.cross_validate import (
     fold_score_mean_gain,
     fold_score_table,
     labels_of_scored_folds,
+    path_score_table,
     score_folds,
     verdict_of_fold_scores,
 )
-from ml_factory.workflows.cross_validation.folds import FoldOutcome
-from ml_factory.workflows.dataset_evaluation import dataset_best_baseline
+from ml_factory.workflows.evaluation import best_baseline, prepared_dataset_baselines
+from ml_factory.workflows.folds import (
+    FoldForecasts,
+    FoldModel,
+    FoldPlan,
+    FoldSchemeSpec,
+    fit_folds,
+    inner_validation_split,
+    plan_folds,
+)
 from ml_factory.workflows.load_prepared import load_dataset
-from ml_factory.workflows.prepared_dataset import PreparedDataset, dataset_sample_weights
-from ml_factory.workflows.unit_checkpoints import fold_fit_phase_name, format_fit_progress
+from ml_factory.workflows.prepared_dataset import PreparedDataset, dataset_rows_with_weight
 from tests.small_data import SMALL_DATA
 
 HORIZON = 10
@@ -49,14 +58,14 @@ def plan_of(data: PreparedDataset, scheme: str, count: int = 4, lookback: int = 
     return plan_folds(data, data.development_rows(), FoldSchemeSpec(scheme, count, **more), lookback, limit)
 
 
-def made_up(plan: FoldPlan, seed: int = 0) -> FoldOutcome:
+def made_up(plan: FoldPlan, seed: int = 0) -> FoldForecasts:
     """Forecasts that differ from fold to fold; a row in ten has none."""
     rng, forecasts = np.random.default_rng(seed), []
     for _, test in plan.folds:
         p = rng.dirichlet(np.ones(3), len(test))
         p[rng.random(len(test)) < 0.1] = np.nan
         forecasts.append(p)
-    return FoldOutcome(plan, forecasts, [Calibration()] * len(forecasts), 0, ())
+    return FoldForecasts(plan, forecasts, [Calibration()] * len(forecasts))
 
 
 @pytest.mark.parametrize(("scheme", "count"), list(zip(SCHEMES, (4, 4, 4, 6), strict=True)))
@@ -113,7 +122,7 @@ def test_path_metrics_match_hand_computed_losses_per_path(prepared):
     plan = plan_of(data, "combinatorial")
     outcome = made_up(plan)
     assessed = score_folds(data, outcome, "made_up")
-    table = fold_scores.path_score_table(data, plan, assessed).set_index(["path", "name"])
+    table = path_score_table(data, plan, assessed).set_index(["path", "name"])
     assert plan.paths.shape == (3, 4) and len(table) == 3 * (2 + len(BASELINES))
     for path, taken in enumerate(plan.paths):
         losses, prior = [], []
@@ -155,7 +164,7 @@ def test_evaluate_folds_chooses_best_baseline_on_held_out_training_rows(prepared
     readable = np.sort(train[plan.usable[train]])
     held_out = plan.rows[readable[len(readable) - round(0.15 * len(readable)) :]]
     fit = [row for row in plan.rows[readable] if data.labels["label_end"].iloc[row] < data.labels.index[held_out[0]]]
-    assert assessed[1].best == dataset_best_baseline(data, np.array(fit), held_out)
+    assert assessed[1].best == best_baseline(data, held_out, prepared_dataset_baselines(data, np.array(fit), held_out))
     table = fold_score_table(data, assessed).set_index(["fold", "name"])
     losses = table.loc[1, "log_loss"]
     assert table.loc[(1, "made_up"), "gain_best"] == pytest.approx(losses[assessed[1].best] - losses["made_up"])
@@ -227,47 +236,89 @@ def test_cross_validate_leaves_no_checkpoints_when_folds_are_done(prepared, monk
 
 @pytest.mark.parametrize("fold", [0, 1])
 def test_cross_validate_killed_inside_fold_reports_progress_on_resume(prepared, monkeypatch, fold):
-    workspace, now = prepared[0], []
+    workspace, saves, save = prepared[0], [], FitCheckpoints.save
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
     asked = {"folds": 2, "model_settings": {**SMALL, "rounds": 20, "block": 5, "patience": 0}, "seed": 90 + fold}
 
-    def saved(state):
-        if now[-1] == fold and state["rounds"] == 15:
+    def killed(checkpoints, state, *given, **options):
+        saves.append(state["rounds"])
+        if saves.count(15) == fold + 1:
             raise KeyboardInterrupt
-        return format_fit_progress(state)
+        return save(checkpoints, state, *given, **options)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(
-            unit_checkpoints,
-            "fold_fit_phase_name",
-            lambda model, number: now.append(number) or fold_fit_phase_name(model, number),
-        )
-        patch.setattr(unit_checkpoints, "format_fit_progress", saved)
+        patch.setattr(FitCheckpoints, "save", killed)
         pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", **asked)
     result = pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", **asked)
     assert result.reached == ("round 10 in the first fold", "fold 1 of 2, round 10 in the next")[fold]
     assert f"unfinished at {result.reached} ({result.run_id}). Resumes from there." in result.found
-    assert result.origin()["value"]["resumed from"] == result.reached
+    assert result.origin["value"]["resumed from"] == result.reached
     assert result.resumed_from == (None, 1)[fold] and ("round 10 in the first fold" in result.summary()) == (fold == 0)
+
+
+class Witness:
+    """A model that remembers the rows it was given: its input is the features of a row."""
+
+    lookback = 1
+
+    def fit(self, x, y, sample_weight, *, validation, **options):
+        self.fitted, self.y, self.weights, self.held_out = x, y, sample_weight, validation[0]
+        return SimpleNamespace(nondeterminism=())
+
+    def predict_proba(self, x):
+        self.predicted = x
+        return np.tile([0.2, 0.3, 0.5], (len(x), 1))
+
+
+def test_each_fold_is_fitted_stopped_and_calibrated_on_its_own_training_rows(prepared, tmp_path):
+    data, models, scaled_on = prepared[1], [], []
+
+    class Watched(FoldModel):
+        def build(self, data, fold):
+            models.append(Witness())
+            return models[-1]
+
+        def fit_scaler(self, data, rows):
+            scaled_on.append(rows)
+            return SimpleNamespace(transform=lambda x_NF: np.arange(len(x_NF), dtype=float)[:, None])
+
+    plan = plan_of(data, "purged_kfold", 3, lookback=20)
+    spec = make_run_settings("MES", HORIZON, "linear", task="folds", seed=0, quick=False, data="0", settings=None)
+    with open_run(Workspace(tmp_path), spec) as run:
+        forecasts = fit_folds(run, data, plan, Watched(0, "linear", {}))
+    for number, (model, (train_rows, test)) in enumerate(zip(models, plan.folds, strict=True)):
+        fit, held_out = (plan.rows[part] for part in plan.fit_and_held_out(number))
+        weighed, weights = dataset_rows_with_weight(data, fit)
+        np.testing.assert_array_equal(model.fitted[:, 0], data.row[weighed])
+        np.testing.assert_array_equal(scaled_on[number], weighed)
+        np.testing.assert_array_equal(model.weights, weights)
+        assert set(model.held_out[:, 0]) <= set(data.row[held_out]) and not np.isin(fit, held_out).any()
+        assert not np.isin(np.r_[fit, held_out], plan.rows[test]).any()
+        assert np.isin(np.r_[fit, held_out], plan.rows[train_rows]).all()
+        usable = plan.usable[test]
+        np.testing.assert_array_equal(model.predicted[:, 0], data.row[plan.rows[test[usable]]])
+        assert not usable.all() and (np.isfinite(forecasts.forecasts[number]).all(axis=1) == usable).all()
+        assert forecasts.calibrations[number] != Calibration()
+
+
+def test_inner_validation_of_twelve_rows_matches_docstring():
+    known_at = pd.date_range("2025-01-06 00:05", periods=12, freq="5min", tz="UTC").as_unit("ns")
+    labels = pd.DataFrame({"label_end": known_at + pd.Timedelta(minutes=10)}, index=known_at)
+    fit, validation = inner_validation_split(labels, np.arange(12), 0.25)
+    assert fit.tolist() == [0, 1, 2, 3, 4, 5, 6] and validation.tolist() == [9, 10, 11]
+    with pytest.raises(FactoryError, match="too few training rows"):
+        inner_validation_split(labels, np.arange(2), 0.15)
 
 
 @pytest.mark.soak_except("spec1")
 @pytest.mark.parametrize("spec", [WeightSpec(decay=-0.5), WeightSpec(False)])
-def test_cross_validate_weight_spec_changes_run_id_and_fold_losses(prepared, monkeypatch, spec):
+def test_cross_validate_weight_spec_changes_run_id_and_fold_losses(prepared, spec):
     workspace, _ = prepared
-    seen = []
-    monkeypatch.setattr(
-        folds, "dataset_sample_weights", lambda *printed: seen.append(dataset_sample_weights(*printed)) or seen[-1]
-    )
     ask = {"folds": 3, "model_settings": SMALL}
     plain = pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", **ask)
-    seen.clear()
     other = pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", weights=spec, **ask)
-    assert other.run_id != plain.run_id and len(seen) == 3
     losses = [one.folds.loc[one.folds["name"] == "lightgbm", "log_loss"].to_numpy() for one in (plain, other)]
-    assert (losses[0] != losses[1]).all()
-    if spec.decay < 0:
-        assert all((w[: len(w) // 4] == 0).all() and (w[-len(w) // 4 :] > 0).any() for w in seen)
+    assert other.run_id != plain.run_id and (losses[0] != losses[1]).all()
     trained = [
         pipeline.train(workspace, "MES", HORIZON, "lightgbm", model_settings=SMALL, mirror="off", **more)
         for more in ({}, {"weights": spec})
@@ -286,7 +337,8 @@ def of_one_class(data: PreparedDataset, rows: np.ndarray) -> PreparedDataset:
 def test_cross_validate_names_fold_of_one_class_and_fits_other_folds(prepared, tmp_path, monkeypatch):
     data = prepared[1]
     first = plan_of(data, "walk_forward_expanding", 3).folds[0][0]
-    monkeypatch.setattr(load_prepared, "load_dataset", lambda *_: of_one_class(data, data.development_rows()[first]))
+    one_class = of_one_class(data, data.development_rows()[first])
+    monkeypatch.setattr(train_module, "load_certified_dataset", lambda *_: one_class)
     ask = {"scheme": "walk_forward_expanding", "folds": 3, "model_settings": SMALL}
     result = pipeline.cross_validate(Workspace(tmp_path), "MES", HORIZON, "lightgbm", uncertified=True, **ask)
     assert result.untaught == [0] and sorted(result.folds["fold"].unique()) == [1, 2]
@@ -295,8 +347,8 @@ def test_cross_validate_names_fold_of_one_class_and_fits_other_folds(prepared, t
 
 
 def test_cross_validate_without_fold_of_two_classes_raises(prepared, tmp_path, monkeypatch):
-    data = prepared[1]
-    monkeypatch.setattr(load_prepared, "load_dataset", lambda *_: of_one_class(data, np.arange(len(data.labels))))
+    one_class = of_one_class(prepared[1], np.arange(len(prepared[1].labels)))
+    monkeypatch.setattr(train_module, "load_certified_dataset", lambda *_: one_class)
     with pytest.raises(FactoryError, match="No fold has training rows of two classes"):
         ask = {"folds": 3, "model_settings": SMALL, "uncertified": True}
         pipeline.cross_validate(Workspace(tmp_path), "MES", HORIZON, "lightgbm", **ask)

@@ -1,1 +1,0 @@
-"""Folds of a cross-validation: their schemes, fits and scores."""

@@ -1,1 +1,0 @@
-"""Results of the pipeline: facts, a summary to read, a figure."""
