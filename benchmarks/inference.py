@@ -33,7 +33,7 @@ from ml_factory.data.synthetic import ensure_synthetic_demo_market
 from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.features.build import FeatureRows, build_features
 from ml_factory.inference.bundle import Bundle
-from ml_factory.inference.graph_model import GraphModel
+from ml_factory.inference.predict import GraphModel
 from ml_factory.inference.stream import PredictionStream
 from ml_factory.storage.workspace import Workspace
 

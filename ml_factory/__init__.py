@@ -14,8 +14,7 @@ if TYPE_CHECKING:  # for type checkers and editors, which do not run `__getattr_
     from ml_factory import notebook, pipeline
     from ml_factory.checkpoints.manager import CheckpointManager
     from ml_factory.inference.bundle import Bundle
-    from ml_factory.inference.guard import GuardSettings
-    from ml_factory.inference.guarded_stream import GuardedStream
+    from ml_factory.inference.guard import GuardedStream, GuardSettings
     from ml_factory.inference.stream import PredictionStream
     from ml_factory.storage.workspace import Workspace
 
@@ -36,7 +35,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Bundle": "ml_factory.inference.bundle",
-    "GuardedStream": "ml_factory.inference.guarded_stream",
+    "GuardedStream": "ml_factory.inference.guard",
     "GuardSettings": "ml_factory.inference.guard",
     "PredictionStream": "ml_factory.inference.stream",
     "CheckpointManager": "ml_factory.checkpoints.manager",

@@ -16,9 +16,9 @@ import pandas as pd
 from pydantic import ValidationError
 
 from ml_factory.errors import FactoryError
-from ml_factory.serving.problems import schema_error
+from ml_factory.serving.app import schema_error
+from ml_factory.serving.feed import ServedBundle
 from ml_factory.serving.schemas import PredictRequest
-from ml_factory.serving.served_bundle import ServedBundle
 
 BUNDLE = Path(__file__).with_name("model.bundle")
 

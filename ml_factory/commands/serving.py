@@ -18,10 +18,10 @@ from ml_factory.lazy_module import LazyModule
 from ml_factory.models.setting_names import parse_setting_value
 from ml_factory.storage.files import files
 
-server = LazyModule("ml_factory.serving.server")
+server = LazyModule("ml_factory.serving.app")
 following = LazyModule("ml_factory.serving.follow")
 guard_settings = LazyModule("ml_factory.inference.guard")
-served_bundle = LazyModule("ml_factory.serving.served_bundle")
+served_bundle = LazyModule("ml_factory.serving.feed")
 POLL_SECONDS = 0.5
 
 

@@ -7,38 +7,259 @@ versions), `models` (name -> the bytes of the registered model), `graphs` (name 
 when the bundle is loaded; or nothing). Loading runs no code of the file and imports nothing that it names.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
+import ml_factory
+from ml_factory.data.parsing import PRICES
+from ml_factory.data.quality import OFF_SHARE, ON_SHARE, off_tick_rows
 from ml_factory.data.resample import resample_bars
+from ml_factory.data.sessions import TRADING_HOURS, MarketSpec
+from ml_factory.data.synthetic import SyntheticSpec, synthetic_market
 from ml_factory.data.validation import RawBarSpec
-from ml_factory.errors import BarsError, CheckpointError, refuse_damaged_content
-from ml_factory.inference.bundle_checks import (
-    LARGEST_BUNDLE,
-    absent_libraries,
-    check_bars_on_tick,
-    check_bundle_certificate,
-    check_bundle_description,
-    check_bundle_features,
-    check_bundle_libraries,
-)
-from ml_factory.inference.example import check_example
-from ml_factory.inference.graph_model import GraphModel
+from ml_factory.errors import BarsError, CheckpointError, MissingPackageError, SettingsError, refuse_damaged_content
+from ml_factory.evaluation.metrics import PROBABILITIES
+from ml_factory.features.build import feature_column_names
+from ml_factory.features.custom import get_custom_feature
 from ml_factory.inference.guard_reference import GuardReference
-from ml_factory.inference.model_card import model_card
-from ml_factory.inference.predict import FittedModels
-from ml_factory.inference.prediction_spec import PredictionSpec
-from ml_factory.inference.split_times import add_prediction_splits
-from ml_factory.inference.trained_model import FORMAT as MODEL_FORMAT
-from ml_factory.inference.trained_model import TrainedModel
+from ml_factory.inference.predict import FORMAT as MODEL_FORMAT
+from ml_factory.inference.predict import (
+    FittedModels,
+    GraphModel,
+    PredictionSpec,
+    TrainedModel,
+    add_prediction_splits,
+    installed_library_versions,
+)
+from ml_factory.lazy_module import EXTRAS, missing_package_error
+from ml_factory.models.registry import find_model_spec, registered_source_hash
 from ml_factory.storage.files import files
+from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.serialization import deserialize_state, serialize_state
+
+LARGEST_BUNDLE = 256 * 2**20  # bytes
+_NO_LIBRARY = ("linear",)
+_NEEDED = {
+    **dict.fromkeys(("symbol", "model", "run_id", "data"), str), "off_tick": int | float,
+    **dict.fromkeys(("horizon", "lookback"), int),
+    **dict.fromkeys(("split_times", "spec", "custom", "networks", "versions", "models", "raw"), dict),
+    **dict.fromkeys(("feature_names", "classes"), list),
+    **dict.fromkeys(("stack", "certificate"), dict | None),
+}  # fmt: skip
+
+
+def libraries_of_models(names: Iterable[str]) -> list[str]:
+    """Return the packages that these models predict with."""
+    return sorted({
+        "torch" if find_model_spec(name).windowed else name for name in names if name not in _NO_LIBRARY
+    })  # fmt: skip
+
+
+def absent_libraries(names: Iterable[str]) -> list[str]:
+    """Return the packages of these models that are not installed here."""
+    return [name for name in libraries_of_models(names) if name not in installed_library_versions((name,))]
+
+
+def custom_feature_modules(spec: PredictionSpec) -> dict[str, dict[str, str]]:
+    """Return the user's own features: name -> the module that defines it, and the hash of its source."""
+    made = {name: get_custom_feature(name) for name in spec.features.custom}
+    return {
+        one.name: {"module": one.original.__module__, "hash": one.signature} for one in made.values()
+    }  # fmt: skip
+
+
+# ---- the checks ------------------------------------------------------------------------------------------------------
+
+
+def check_bundle_description(description: Mapping, where: object) -> None:
+    """Raise CheckpointError where a fact that predictions need is absent or of another type."""
+    wrong = [name for name, kind in _NEEDED.items() if not isinstance(description.get(name), kind)]
+    if wrong:
+        raise CheckpointError(
+            "A bundle lacks facts, or was written by another version", where=where, got=f"no {', '.join(wrong)}",
+            next_step="export it again",
+        )  # fmt: skip
+
+
+def check_bundle_certificate(description: Mapping, where: object) -> None:
+    """Raise CheckpointError for a certificate that is changed, of other data, or of a pipeline that looks ahead."""
+    stored = description["certificate"]
+    if stored is None:
+        return
+    content = {name: value for name, value in stored.items() if name != "hash"}
+    if stored["hash"] != fingerprint_json(content):
+        raise CheckpointError("The certificate in this bundle was changed", where=where, next_step="export it again")
+    about = [content["subject"], content["symbol"], content["horizon"]]
+    wanted = [description["data"], description["symbol"], description["horizon"]]
+    if about != wanted:
+        raise CheckpointError(
+            "The certificate in this bundle is of other data", where=where, got=about, wanted=wanted,
+            next_step="export it again",
+        )  # fmt: skip
+    if not content["passed"]:
+        raise CheckpointError(
+            "The certificate in this bundle reports a look-ahead", where=where, got=f"{len(content['leaks'])} leaks",
+            next_step="correct it, audit and train again",
+        )  # fmt: skip
+
+
+def check_bundle_libraries(description: Mapping, where: object) -> None:
+    """Raise SettingsError naming a library that is older here than where the bundle was made, MissingPackageError for
+    one that is absent.
+    """
+    names = libraries_of_models(description["models"])
+    made_with = description["versions"]
+    here = installed_library_versions(names) | {"ml_factory": ml_factory.__version__}
+    for name in ("ml_factory", *names):
+        if name not in here:
+            if name in EXTRAS:
+                raise missing_package_error(name)
+            raise MissingPackageError(f"The package {name} is not installed", where=where, next_step=f"install {name}")
+        if _release(here[name]) < _release(made_with[name]):
+            raise SettingsError(
+                f"{name} is too old for this bundle", where=where, got=here[name], wanted=f"{made_with[name]} or newer",
+                next_step=f"pip install --upgrade {name}",
+            )  # fmt: skip
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Return major and minor number."""
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+
+
+def check_bundle_features(description: Mapping, spec: PredictionSpec, where: object) -> None:
+    """Raise SettingsError where the user's own features or networks are others here, or the columns are."""
+    for name, one in description["custom"].items():
+        _check_custom_feature(name, one, where)
+    for name, signature in description["networks"].items():
+        if registered_source_hash(name) != signature:
+            raise SettingsError(
+                f"The network {name} is not the one in this bundle", where=where,
+                got=f"source {registered_source_hash(name) or 'unknown'}", wanted=f"source {signature}",
+                next_step="register it as it was, before loading",
+            )  # fmt: skip
+    names = feature_column_names(spec.market, spec.features)
+    if names != description["feature_names"]:
+        other = [name for name in (*names, *description["feature_names"])
+                 if name not in names or name not in description["feature_names"]]  # fmt: skip
+        raise SettingsError(
+            "The features of this bundle have other columns here", where=where, got=", ".join(other[:5]) or "the order",
+            next_step="use the version it was made with",
+        )  # fmt: skip
+
+
+def _check_custom_feature(name: str, stored: Mapping, where: object) -> None:
+    step = f"import {stored['module']} before loading the bundle; on the command line: --import MODULE, or its .py file"
+    try:
+        found = get_custom_feature(name)
+    except SettingsError as error:
+        raise SettingsError(
+            "This bundle reads a feature of your own, which is not defined here", where=where, got=f"no {name}",
+            wanted=f"{name} of the module {stored['module']}", next_step=step,
+        ) from error  # fmt: skip
+    if found.signature != stored["hash"]:
+        raise SettingsError(
+            f"The feature {name} is not the one in this bundle", where=where, got=f"source {found.signature}",
+            wanted=f"source {stored['hash']} of the module {stored['module']}", next_step="define it as it was",
+        )  # fmt: skip
+
+
+def check_bars_on_tick(bars: pd.DataFrame, market: MarketSpec, share_of_training: float) -> None:
+    """Raise BarsError for bars whose prices are not multiples of the tick, where those of training were.
+
+    share_of_training : share of the bars of training with prices off the tick.
+    """
+    if market.tick is None or share_of_training > ON_SHARE:
+        return
+    share = off_tick_rows([bars[name].to_numpy() for name in PRICES], market.tick).mean()
+    if share > OFF_SHARE:
+        raise BarsError(
+            "These bars are on another tick than those the model was trained on", where=market.symbol,
+            got=f"{share:.0%} of the bars off the tick of {market.tick:g}",
+            wanted=f"prices that are multiples of {market.tick:g}",
+            next_step=f"give the bars of {market.symbol} as they were traded, not adjusted, and in its units",
+        )  # fmt: skip
+
+
+_INTERVAL = ("log_loss", "gain_best", "gain_best_low", "gain_best_high")
+
+
+def model_card(description: Mapping) -> str:
+    """Return the card.
+
+    description : as of `inference.bundle.Bundle`.
+    """
+    about, spec = description, description["spec"]
+    market, labels = spec["market"], spec["data"]["labels"]
+    parts = "".join(f"- base model: {name}\n" for name in about["models"]) if about["stack"] else ""
+    own = ", ".join(f"{name} (module {one['module']}, source {one['hash']})" for name, one in about["custom"].items())
+    tick = f"{market['tick']:g}" if market["tick"] is not None else "none"
+    return "\n".join([
+        f"# {about['model']} on {about['symbol']}, {about['horizon']} bars ahead", "",
+        "Probabilities that the next move is short, neutral or long, from raw bars. " + (about["verdict"] or ""), "",
+        "## What it reads", "",
+        f"- raw bars of {market['bar_minutes']} min: {about['symbol']}, calendar {market['calendar']}, tick {tick}, "
+        f"volume {'yes' if market['has_volume'] else 'no'}",
+        f"- {len(about['feature_names'])} features; after a cold start it waits for {about['warmup_bars']:,} base bars",
+        f"- your own features: {own or 'none'}",
+        f"- preprocessing: {', '.join(map(_step_name, spec['data']['preprocess']))}, fitted on the training rows", "",
+        "## What it was taught", "",
+        f"- labels: {labels['kind']}, {about['horizon']} bars; classes {', '.join(map(str, about['classes']))}",
+        f"- raw bars {about['raw']['first']} to {about['raw']['last']}; validation from "
+        f"{about['split_times']['validation']}, test from {about['split_times']['test']}, labels until "
+        f"{about['split_times']['last_label']}",
+        f"- limits of the training: {_pairs(about['limited']) or 'none'}",
+        f"- equal to the bit when trained again: {'no: ' + '; '.join(about['inexact']) if about['inexact'] else 'yes'}",
+        parts,
+        "## How good it is", "",
+        *_metrics(about["metrics"]), "",
+        "Log loss in nats a row; the gain is over the best baseline, with its 95 % interval. The validation rows were "
+        "used to choose and to calibrate: only the test rows are out of sample.", "",
+        "## Look-ahead", "", f"- certificate: {about['certified']}", "",
+        "## Not for", "",
+        "- another symbol, another tick, adjusted prices, bars of another length: loading or predicting refuses them",
+        "- advice: the probabilities carry no costs, no position sizes and no promise", "",
+        "## Fingerprints and versions", "",
+        f"- run {about['run_id']}; data {about['data'][:12]}; raw bars {about['raw']['hash'][:12]}",
+        *(f"- {name}: {digest[:12]}" for name, digest in about["models"].items()),
+        f"- made with {_pairs(about['versions'])}", "",
+        "## Use", "", "```python", "from ml_factory import Bundle", "",
+        f"frame = Bundle.load({about['file']!r}).predict(bars)", "```", "",
+    ]).replace("\n\n\n", "\n\n")  # fmt: skip
+
+
+def _step_name(step: object) -> str:
+    return str(step["step"]) if isinstance(step, Mapping) else str(step)
+
+
+def _pairs(values: Mapping) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def _metrics(rows: Sequence[Mapping]) -> list[str]:
+    """Return the table of the metrics as Markdown."""
+    lines = [
+        "| split | forecast | log loss | gain | low | high | rows | effective |",
+        "|---|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for row in rows:
+        cells = [_number(row.get(name), "+.4f" if "gain" in name else ".4f") for name in _INTERVAL]
+        counts = [_number(row.get(name), ",.0f") for name in ("rows", "effective_rows")]
+        lines.append(f"| {' | '.join([row['split'], row['name'], *cells, *counts])} |")
+    return lines
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
 
 FORMAT = "ml_factory.bundle/5"
 _PARTS = {"description": dict, "models": dict, "graphs": dict, "reference": bytes, "example": bytes}
@@ -229,3 +450,60 @@ def _read(path: Path) -> dict:
         if wrong or not all(isinstance(one, bytes) for name in ("models", "graphs") for one in parts[name].values()):
             raise ValueError(f"no {', '.join(wrong or ['bytes of a model'])}")
         return {name: parts[name] for name in _PARTS}
+
+
+ROWS = 50
+LARGEST_DIFFERENCE = 1e-5  # of a probability: other machines and versions of the libraries round otherwise
+
+
+def synthetic_example_bars(spec: PredictionSpec, warmup_bars: int) -> pd.DataFrame:
+    """Return raw bars on the calendar and tick of these settings, some sessions more than the warm-up."""
+    market = spec.market
+    _, opens, closes = TRADING_HOURS[market.calendar]
+    minutes = (warmup_bars + 1) * spec.features.base_minutes
+    tick, days = market.tick or 0.25, 3 + minutes // (closes - opens)
+    made = SyntheticSpec(days=days, calendar=market.calendar, tick=tick, price=20_000 * tick)
+    bars = synthetic_market(made).bars
+    rules = {"open": "first", "high": "max", "low": "min", "close": "last", "volume": "sum"}
+    bars = bars.resample(f"{market.bar_minutes}min").agg(rules).dropna().rename_axis("timestamp")
+    return bars if market.has_volume else bars.drop(columns="volume")
+
+
+def make_example(bundle: Bundle) -> bytes:
+    """Return the bars and the bundle's newest predictions of them. Raises BarsError where a feature refuses them."""
+    bars = synthetic_example_bars(bundle.spec, bundle.description["warmup_bars"])
+    known_at, p_N3 = _predict(bundle, bars)
+    return serialize_state({
+        "time": bars.index.as_unit("ns").asi8, "columns": {name: bars[name].to_numpy() for name in bars},
+        "known_at": known_at, "p": p_N3,
+    })  # fmt: skip
+
+
+def check_example(bundle: Bundle) -> None:
+    """Raise SettingsError where the bundle predicts its example otherwise than when it was exported."""
+    state, (known_at, p_N3) = deserialize_state(bundle.example), _predict(bundle, example_bars(bundle))
+    same = np.array_equal(known_at, state["known_at"])
+    difference = float(np.abs(p_N3 - state["p"]).max()) if same else np.inf
+    if not difference <= LARGEST_DIFFERENCE:
+        got = f"probabilities that differ by {difference:.1e}" if same else "other rows"
+        versions = bundle.description["versions"]
+        raise SettingsError(
+            "This bundle predicts its example otherwise here", where=bundle.where, got=got,
+            wanted=f"those of ml_factory {versions['ml_factory']} within {LARGEST_DIFFERENCE:g}",
+            next_step="use that version and its libraries, or prepare, train and export again",
+        )  # fmt: skip
+
+
+def example_bars(bundle: Bundle) -> pd.DataFrame:
+    """Return the raw bars of the bundle's example; none where it has no example."""
+    if not bundle.example:
+        return pd.DataFrame()
+    state = deserialize_state(bundle.example)
+    index = pd.DatetimeIndex(state["time"].view("M8[ns]"), tz="UTC", name="timestamp")
+    return pd.DataFrame(state["columns"], index=index)
+
+
+def _predict(bundle: Bundle, bars: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """Return known_at int64 ns and probabilities float64 (rows, 3) of the newest rows."""
+    frame = bundle.predict(bars.reset_index(), all_rows=True, warm_rows=True).iloc[-ROWS:]
+    return frame.index.as_unit("ns").asi8, frame[PROBABILITIES].to_numpy(np.float64)

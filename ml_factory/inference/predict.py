@@ -1,20 +1,200 @@
-"""Probabilities of feature rows, from one trained model or a stack of them."""
+"""Predictions of finished models: raw bars or feature rows to probabilities, with the stored settings of training.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+A `TrainedModel` is a model with all it needs to predict from feature rows: preprocessing, feature names, calibration.
+"""
+
+import importlib.metadata
+import platform
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from ml_factory.data.bar_report import BarReport
+from ml_factory.data.resample import ResampledBars
+from ml_factory.data.sessions import MarketSpec
+from ml_factory.data.validation import RawBarSpec, validate_bars
 from ml_factory.datasets.preprocessing import preprocessing_from_dict
 from ml_factory.datasets.row_selection import mask_rows_with_full_window
 from ml_factory.ensemble.stacking import Stack
-from ml_factory.errors import FactoryError
+from ml_factory.errors import CheckpointError, FactoryError, SettingsError, refuse_damaged_content
 from ml_factory.evaluation.calibration import Calibration, condition_on_classes
 from ml_factory.evaluation.metrics import PROBABILITIES
-from ml_factory.inference.trained_model import TrainedModel
-from ml_factory.targets.labels import stored_label_classes
+from ml_factory.features.build import FeatureSpec, build_features
+from ml_factory.lazy_module import import_module_or_explain
+from ml_factory.models.base import CLASSES, ModelBase, softmax
+from ml_factory.models.registry import build_model_from_state
+from ml_factory.models.session_clock_offset import SessionClockOffset
+from ml_factory.targets.labels import LabelSpec, stored_label_classes
+from ml_factory.targets.primary_rule import primary_rule_side
+
+FORMAT = "ml_factory.model/2"
+WATCHED = ("numpy", "pandas", "scikit-learn", "xgboost", "lightgbm", "catboost", "torch")
+
+
+def installed_library_versions(names: Iterable[str] = WATCHED) -> dict[str, str]:
+    """Return installed versions of python and these packages; an absent one is left out."""
+    versions = {"python": platform.python_version()}
+    for name in names:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model with all it needs to predict from unscaled features.
+
+    model_state : `get_state()` of the model.
+    scaler : `RobustScaler.to_dict()`.
+    feature_names : the columns it was trained on, in order.
+    spec : settings of features and labels.
+    calibration : `Calibration.to_dict()`.
+    lookback : base rows of a network's window, 0 for tabular models.
+    versions : library versions of training.
+    facts : facts of the run (symbol, horizon, model…).
+    """
+
+    model_state: dict
+    scaler: dict
+    feature_names: tuple[str, ...]
+    spec: dict = field(default_factory=dict)
+    calibration: dict = field(default_factory=lambda: {"temperature": 1.0, "bias": [0.0, 0.0, 0.0]})
+    lookback: int = 0
+    versions: dict = field(default_factory=installed_library_versions)
+    facts: dict = field(default_factory=dict)
+
+    @cached_property
+    def estimator(self) -> ModelBase:
+        """The fitted model, built once. Raises CheckpointError for a damaged state."""
+        return build_model_from_state(self.model_state)
+
+    def predict_rows(self, scaled_NF: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Return the estimator's probabilities, float64 (len(rows), 3), of some of the preprocessed rows.
+
+        rows : positions; each has its whole window before it.
+        """
+        if not len(rows):
+            return np.empty((0, len(CLASSES)))
+        if not self.lookback:
+            return self.estimator.predict_proba(scaled_NF[rows])
+        # torch is loaded for networks only: a booster predicts where torch is not installed.
+        windows = import_module_or_explain("ml_factory.datasets.windows")
+        return self.estimator.predict_proba(windows.Windows(scaled_NF, rows, self.lookback))
+
+    @property
+    def classes(self) -> tuple[int, ...]:
+        """Possible labels of the training data."""
+        return stored_label_classes(self.spec)
+
+    def to_state(self) -> dict:
+        """Return the model as plain values, for `save` or the artifact registry."""
+        state = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {"format": FORMAT, **state, "feature_names": list(self.feature_names)}
+
+    @classmethod
+    def from_state(cls, state: Mapping, where: object = None) -> "TrainedModel":
+        """Build the model of a `to_state`; where : path it was read from, for the message.
+
+        Raises
+        ------
+        CheckpointError for a state of something else, or of an unknown form.
+        """
+        found = state.get("format", "no model") if isinstance(state, Mapping) else "no model"
+        if found != FORMAT:
+            raise CheckpointError(
+                "Not a trained model of this version", where=where, wanted=FORMAT, got=found,
+                next_step="train the model again, or use the version of ml_factory that wrote it",
+            )  # fmt: skip
+        missing = [item.name for item in fields(cls) if item.name not in state]
+        if missing:
+            raise CheckpointError("A trained model lacks parts", where=where, got=f"no {', '.join(missing)}")
+        given = {item.name: state[item.name] for item in fields(cls)}
+        return cls(**given | {"feature_names": tuple(state["feature_names"])})
+
+    def check_features(self, columns: Iterable[str]) -> None:
+        """Raise SettingsError for features other than those of training, or in another order, naming the first
+        difference.
+        """
+        columns = list(columns)
+        if columns == list(self.feature_names):
+            return
+        names = list(self.feature_names)
+        place = next(at for at in range(len(columns) + len(names)) if columns[at : at + 1] != names[at : at + 1])
+        missing, extra = ([name for name in one if name not in set(other)]
+                          for one, other in ((names, columns), (columns, names)))  # fmt: skip
+        raise SettingsError(
+            f"These are not the model's {len(names)} features"
+            + (f"; not known to it: {', '.join(extra[:5])}" if extra else ""), where=f"column {place + 1}",
+            got=", ".join(map(repr, columns[place : place + 1])) or "nothing",
+            wanted=", ".join(map(repr, names[place : place + 1])) or "nothing",
+            next_step=f"prepare the features with the model's settings; missing: {', '.join(missing[:5])}" if missing
+            else "select the model's columns in its order: features[list(model.feature_names)]",
+        )  # fmt: skip
+
+    def changed_versions(self, now: Mapping[str, str] | None = None) -> list[str]:
+        """Return one line per library whose version differs from that of training."""
+        now = installed_library_versions() if now is None else now
+        return [
+            f"{name} {was} when trained, {now.get(name, 'absent')} now"
+            for name, was in self.versions.items()
+            if now.get(name) != was
+        ]
+
+
+INPUT, OUTPUT = "rows", "scores"
+_BATCH = 1024  # rows whose windows are gathered at a time
+
+
+@dataclass(frozen=True)
+class GraphModel(TrainedModel):
+    """A trained model whose class scores its graph gives.
+
+    graph : bytes of `onnx_export.model_to_onnx`.
+    """
+
+    graph: bytes = b""
+
+    @classmethod
+    def of(cls, model: TrainedModel, graph: bytes) -> "GraphModel":
+        """Return the model with its graph."""
+        return cls(**{item.name: getattr(model, item.name) for item in fields(TrainedModel)}, graph=graph)
+
+    @cached_property
+    def estimator(self) -> Any:
+        """The session of onnxruntime. Raises SettingsError where this onnxruntime cannot read the graph."""
+        runtime = import_module_or_explain("onnxruntime")
+        runtime.disable_telemetry_events()
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads, options.log_severity_level = 1, 3
+        try:
+            return runtime.InferenceSession(self.graph, options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            raise SettingsError(
+                "This onnxruntime cannot read the graph", where=self.model_state["model"],
+                got=" ".join(str(error).split())[:200], wanted="the version of the extra serve",
+                next_step="pip install --upgrade onnxruntime",
+            ) from error  # fmt: skip
+
+    def predict_rows(self, scaled_NF: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        if not len(rows):
+            return super().predict_rows(scaled_NF, rows)
+        parts = [rows[first : first + _BATCH] for first in range(0, len(rows), _BATCH)]
+        return np.concatenate([self._predict_batch(scaled_NF, part) for part in parts])
+
+    def _predict_batch(self, scaled_NF: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        windows = rows[:, None] + np.arange(1 - self.lookback, 1) if self.lookback else rows
+        scores = self.estimator.run([OUTPUT], {INPUT: scaled_NF[windows]})[0].astype(np.float64)
+        stored = self.model_state.get("offset")
+        if stored is not None:
+            offset = SessionClockOffset.from_dict(stored)
+            scores += offset.log_class_shares(scaled_NF[rows, offset.column])
+        return softmax(scores)
 
 
 @dataclass(frozen=True)
@@ -54,8 +234,10 @@ class FittedModels:
         self, features: pd.DataFrame, *, segment: np.ndarray, rows: np.ndarray | None = None
     ) -> pd.DataFrame:
         """Return the probabilities of every row that all models can predict; arguments as of `predict_features`."""
-        given = {"segment": segment, "rows": rows}
-        return self.combine({name: predict_features(model, features, **given) for name, model in self.used.items()})
+        found = {
+            name: predict_features(model, features, segment=segment, rows=rows) for name, model in self.used.items()
+        }
+        return self.combine(found)
 
 
 def predict_features(
@@ -95,7 +277,8 @@ def predict_features(
                 next_step="pass the segments stored with the features",
             )
         rows = rows[mask_rows_with_full_window(np.asarray(segment), rows, model.lookback)]
-    scaled = preprocessing_from_dict(model.scaler).transform(features.to_numpy(dtype=np.float32))
+    preprocessing: Any = preprocessing_from_dict(model.scaler)
+    scaled = preprocessing.transform(features.to_numpy(dtype=np.float32))
     p_N3 = np.empty((len(rows), 3))
     for first in range(0, len(rows), batch):
         some = rows[first : first + batch]
@@ -133,3 +316,125 @@ def common_prediction_index(frames: Mapping[str, pd.DataFrame]) -> pd.DatetimeIn
     for frame in others:
         index = index[index.isin(frame.index)]
     return index
+
+
+@dataclass(frozen=True)
+class PredictionSpec:
+    """Settings of the data that a finished model was trained on.
+
+    bars : format of the raw bars of training.
+    """
+
+    market: MarketSpec
+    bars: RawBarSpec
+    features: FeatureSpec
+    labels: LabelSpec
+
+    @classmethod
+    def from_stored(cls, stored: Mapping, where: object = None) -> "PredictionSpec":
+        """Parse the `spec` of a trained model or stack. Raises CheckpointError for a damaged one."""
+        with refuse_damaged_content(
+            CheckpointError, "The settings of this model are damaged", where=where, next_step="train it again"
+        ):
+            data = stored["data"]
+            return cls(
+                MarketSpec.from_dict(stored["market"]), RawBarSpec(**data["bars"]), FeatureSpec(**data["features"]),
+                LabelSpec(**data["labels"]),
+            )  # fmt: skip
+
+    def check_bars(
+        self, table: pd.DataFrame, *, stamped: RawBarSpec | None = None, where: object = "bars", quality: bool = False
+    ) -> tuple[pd.DataFrame, BarReport]:
+        """Return the checked bars of a table and the report of the check, as of `validate_bars`.
+
+        stamped : format of the table; None: that of the training's bars.
+        quality : look for gaps, spikes and the rest of what is reported as well.
+        Raises SettingsError for bars of another length, BarsError for bars that are refused.
+        """
+        stamped = stamped or self.bars
+        if stamped.minutes not in (None, self.market.bar_minutes):
+            raise SettingsError(
+                "The model reads bars of another length", where=where, got=f"bars of {stamped.minutes} min",
+                wanted=f"{self.market.bar_minutes} min", next_step="give a file of such bars",
+            )  # fmt: skip
+        return validate_bars(table, stamped, where=where, market=self.market, quality=quality)
+
+    @property
+    def stream_bars(self) -> RawBarSpec:
+        """Format of single bars of a feed: that of the training's bars, with their length."""
+        return replace(self.bars, minutes=self.market.bar_minutes)
+
+    def predict_bars(self, bars: pd.DataFrame, fitted: FittedModels) -> tuple[pd.DataFrame, pd.Series]:
+        """Return (probabilities, close) of checked bars; of meta-labels only the rows where the primary side bets,
+        with its `side`.
+        """
+        matrix = build_features(bars, self.market, self.features)
+        features = matrix.to_frame()
+        frame = fitted.predict_features(features, segment=matrix.segment)
+        frame = self.keep_bets(frame, matrix.base)
+        return frame, pd.Series(matrix.close, index=features.index, name="close")
+
+    def keep_bets(self, frame: pd.DataFrame, base: ResampledBars) -> pd.DataFrame:
+        """Return the predictions of meta-labels where the primary side bets, with their `side`; others unchanged."""
+        if self.labels.kind != "meta":
+            return frame
+        return keep_bets(frame, primary_rule_side(base, self.labels, self.market))
+
+
+def keep_bets(frame: pd.DataFrame, side: pd.Series) -> pd.DataFrame:
+    """Return the predictions of meta-labels where the primary side is not 0, with that `side`."""
+    side = side.reindex(frame.index)
+    return frame.assign(side=side)[np.asarray(side != 0)]
+
+
+OUT_OF_SAMPLE = ("test", "new")
+
+
+def times_of_splits(known: pd.DatetimeIndex, splits: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """Return ISO times of the first validation row, the first test row and the last labelled row, for an artifact's
+    facts.
+
+    known : index of the labels.
+    splits : split -> positions into it.
+    """
+    first = {name: known[splits[name][0]].isoformat() for name in ("validation", "test")}
+    return first | {"last_label": known[-1].isoformat()}
+
+
+def split_by_times(index: pd.DatetimeIndex, times: Mapping[str, str]) -> np.ndarray:
+    """Return the split of each moment: object (N,) of train, validation, test, new (after the last labelled row).
+
+    Purged rows between two splits, and rows without a label, belong to the split before: no row that an overlapping
+    training label covers is called out of sample.
+    """
+    names = np.full(len(index), "train", dtype=object)
+    for name in ("validation", "test"):
+        names[index >= pd.Timestamp(times[name])] = name
+    names[index > pd.Timestamp(times["last_label"])] = "new"
+    return names
+
+
+def add_prediction_splits(frame: pd.DataFrame, facts: Mapping, all_rows: bool, where: object = None) -> pd.DataFrame:
+    """Add the columns `split` and `run_id`, and keep out-of-sample rows (test and new) only, unless `all_rows`.
+
+    facts : of a finished model: symbol, run_id, split_times.
+    where : file or folder of the model, for the message.
+    Raises FactoryError where no row is out of sample, CheckpointError for a model of an older version.
+    """
+    if "split_times" not in facts:
+        raise CheckpointError(
+            "This model stores no end of its training rows", where=where, got="one of an older version",
+            next_step="train it again",
+        )  # fmt: skip
+    frame = frame.assign(split=split_by_times(frame.index, facts["split_times"]), run_id=facts["run_id"])
+    if all_rows and len(frame):
+        return frame
+    kept = frame[np.isin(frame["split"].to_numpy(dtype=object), OUT_OF_SAMPLE)]
+    if not len(kept):
+        raise FactoryError(
+            "No row of these bars is out of sample", where=facts["symbol"],
+            got=f"rows until {frame.index[-1]}" if len(frame) else "no rows",
+            wanted=f"rows from {facts['split_times']['test']} on, where the test rows begin",
+            next_step="newer bars, or --all (all_rows=True) for rows the model was fitted or chosen on",
+        )  # fmt: skip
+    return kept

@@ -14,10 +14,7 @@ from ml_factory.errors import BarsError, CheckpointError, SettingsError, refuse_
 from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.features.build import FeatureRows, FeatureStream
 from ml_factory.inference.bundle import Bundle
-from ml_factory.inference.predict import predict_scaled_rows
-from ml_factory.inference.prediction_spec import keep_bets
-from ml_factory.inference.split_times import split_by_times
-from ml_factory.inference.trained_model import TrainedModel
+from ml_factory.inference.predict import TrainedModel, keep_bets, predict_scaled_rows, split_by_times
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.targets.primary_rule import PrimaryRuleStream
 

@@ -1,15 +1,25 @@
-"""The application: routes of the service, its bundles with their feeds, metrics, and errors as problem bodies."""
+"""The service: routes of its bundles with their feeds, metrics, errors as problem bodies, and the server process."""
 
+import errno
 import hmac
+import ipaddress
+import json
 import logging
+import os
+import re
+import socket
+import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path as FilePath
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Annotated, Any
 
 import pandas as pd
-from fastapi import APIRouter, Depends, FastAPI, Path, Request, Response, Security
+import uvicorn
+from fastapi import APIRouter, Depends, FastAPI, Request, Response, Security
+from fastapi import Path as PathParameter
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import APIKeyHeader
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -19,10 +29,18 @@ from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 import ml_factory
-from ml_factory.errors import FactoryError, SettingsError, did_you_mean
-from ml_factory.inference.guard import KINDS
-from ml_factory.serving.feed import STATE_NAME, Feed
-from ml_factory.serving.problems import JsonResponse, problem_response, schema_error
+from ml_factory.errors import (
+    CheckpointError,
+    FactoryError,
+    MissingPackageError,
+    SettingsError,
+    WorkspaceError,
+    did_you_mean,
+)
+from ml_factory.inference.guard import KINDS, GuardSettings
+from ml_factory.interrupt import Interrupted
+from ml_factory.redaction import redact_values
+from ml_factory.serving.feed import STATE_NAME, Feed, ServedBundle, to_table
 from ml_factory.serving.schemas import (
     FEED_NAME,
     FeedBars,
@@ -35,8 +53,63 @@ from ml_factory.serving.schemas import (
     PredictRequest,
     Problem,
 )
-from ml_factory.serving.served_bundle import ServedBundle, to_table
 from ml_factory.storage.files import files
+from ml_factory.storage.locks import acquire_lock_file, release_lock_file
+from ml_factory.storage.mounts import mount_of
+
+_COMMAND = re.compile(r"(?<![\w-])--?[a-z]|python -m |pip install")
+_CORRECT = "correct the bars, and send them again; /info lists what the bundle reads"
+_REPORT = "report it to who runs the service: its log has the next step"
+
+
+class JsonResponse(Response):
+    """Strict JSON in ASCII: half a surrogate pair in a client's text is no error here."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def problem_response(
+    error: FactoryError, status: int | None = None, headers: Mapping[str, str] | None = None
+) -> JsonResponse:
+    """Return the response for an error, without secrets.
+
+    A next step on the command line is for who runs the service, whose log has it; the client gets its own.
+    """
+    unable = isinstance(error, WorkspaceError | MissingPackageError)
+    status = status or (503 if unable else 409 if isinstance(error, CheckpointError) else 422)
+    if _COMMAND.search(error.next_step):
+        if status != 422:
+            _log.warning("answered with %d: %s", status, error)
+        advice = _CORRECT if status == 422 else _REPORT
+        error = FactoryError(error.what, where=error.where, got=error.got, wanted=error.wanted, next_step=advice)
+    parts = {name: getattr(error, name) for name in ("what", "where", "got", "wanted", "next_step")}
+    texts = {name: None if part is None else str(part)[:2000] for name, part in parts.items()}
+    content = redact_values({"status": status, **texts, "message": str(error)[:4000]})
+    return JsonResponse(content, status, headers, "application/problem+json")
+
+
+def schema_error(faults: Sequence[Mapping]) -> tuple[FactoryError, int]:
+    """Return the error, and its status, for a body of another form: its first fault, of the nearest form."""
+    none: Mapping[str, Any] = {"loc": (), "msg": "not of the schema"}
+    fault = max(faults, key=lambda one: len(one["loc"]), default=none)
+    if isinstance(fault.get("input"), bytes):
+        return FactoryError("The body is not declared as JSON", where="the header Content-Type",
+                            wanted="application/json", next_step="send it as such"), 422  # fmt: skip
+    if fault.get("type") == "json_invalid" and fault["loc"]:
+        return FactoryError("The body is not JSON", where=f"character {fault['loc'][-1]}",
+                            got=fault.get("ctx", {}).get("error"), next_step="send one JSON object"), 400  # fmt: skip
+    where = "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"] if "[" not in str(part)
+    ).lstrip(".")  # without names of types
+    got = repr(fault["input"])[:100] if "input" in fault and fault["type"] != "missing" else None
+    return FactoryError(
+        "The request is not of the form that is read", where=where[:200] or "body", got=got,
+        wanted=fault["msg"].removeprefix("Value error, ")[:300], next_step="see /openapi.json",
+    ), 422  # fmt: skip
+
 
 MOST_BYTES = 8 * 2**20  # of a body
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -49,7 +122,7 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem, "description": reason, "content": {"application/problem+json": {}}}
     for status, reason in _REASONS.items()
 }
-FeedName = Annotated[str, Path(pattern=FEED_NAME)]
+FeedName = Annotated[str, PathParameter(pattern=FEED_NAME)]
 
 
 class _Market:
@@ -58,7 +131,7 @@ class _Market:
     folder : of the feeds; those that it has are opened
     """
 
-    def __init__(self, served: ServedBundle, folder: FilePath):
+    def __init__(self, served: ServedBundle, folder: Path):
         self.served, self.folder, self.lock = served, folder, threading.Lock()
         names = files.names(folder) if files.is_folder(folder) else []
         stored = [name for name in names if files.is_file(folder / name / STATE_NAME)]
@@ -95,9 +168,7 @@ class _Metrics:
         return response
 
 
-def build_app(
-    bundles: Sequence[ServedBundle], state: FilePath, key: str = "", hosts: tuple[str, ...] = ("*",)
-) -> FastAPI:
+def build_app(bundles: Sequence[ServedBundle], state: Path, key: str = "", hosts: tuple[str, ...] = ("*",)) -> FastAPI:
     """Return the application that answers with these bundles, one of each symbol.
 
     state : folder of the feeds' state
@@ -226,3 +297,126 @@ def _add_errors(app: FastAPI) -> None:
         _log.error("A request failed", exc_info=error)
         problem = FactoryError("The service failed at this request", next_step="see its log")
         return problem_response(problem, 500)
+
+
+KEY_VARIABLE = "ML_FACTORY_API_KEY"
+_GRACE_SECONDS = 30
+
+
+def run_server(
+    paths: Sequence[Path],
+    *,
+    host: str,
+    port: int,
+    no_key: bool,
+    state: Path | None,
+    guard: GuardSettings,
+    announce: Callable[[dict], None],
+) -> None:
+    """Serve these bundles until SIGTERM or Ctrl-C; return after what was under way is finished.
+
+    paths : files of the bundles, one of each symbol; each has predicted before requests are accepted
+    port : 0 takes a free one
+    state : folder of the feeds' state, which survives a restart; None: a temporary one
+    announce : called with `url` and `bundles` (symbol -> run) when requests are accepted
+
+    Raises SettingsError for an address without a key or a key that cannot be sent, WorkspaceError for a port in use,
+    and as `Bundle.load`.
+    """
+    key = parse_api_key(os.environ.get(KEY_VARIABLE, ""))
+    check_service_address(host, key, no_key)
+    with _listen(host, port) as listener, open_state_folder(state) as folder:
+        bundles = dict[str, ServedBundle]()
+        for path in paths:
+            served = ServedBundle.load(path, guard)
+            if served.symbol in bundles:
+                raise SettingsError(
+                    f"Two bundles of {served.symbol}", where=path, got=f"a second bundle of {served.symbol}",
+                    wanted="one bundle of each symbol", next_step="serve the other one by a second process",
+                )  # fmt: skip
+            bundles[served.symbol] = served
+        shown = f"[{host}]" if ":" in host else host
+        hosts = ("localhost", "127.0.0.1", shown) if is_loopback(host) else ("*",)
+        config = uvicorn.Config(
+            build_app(list(bundles.values()), folder, key, hosts), log_config=None, access_log=False, ws="none",
+            log_level="warning", proxy_headers=False, server_header=False, timeout_graceful_shutdown=_GRACE_SECONDS,
+        )  # fmt: skip
+        runs = {symbol: served.run_id for symbol, served in bundles.items()}
+        announce({"url": f"http://{shown}:{listener.getsockname()[1]}", "bundles": runs})
+        with suppress(Interrupted, KeyboardInterrupt):  # raised by uvicorn after it has ended by a signal
+            uvicorn.Server(config).run([listener])
+
+
+@contextmanager
+def open_state_folder(state: Path | None) -> Iterator[Path]:
+    """Yield the folder of the feeds' state, which no other process writes to. Raises CheckpointError, SettingsError."""
+    if state is None:
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
+        return
+    if mount_of(state):
+        raise SettingsError("The state of feeds is written for every bar, and wants a local disk", where="--state",
+                            got=state, next_step="give a folder of a local disk")  # fmt: skip
+    lock = state / "serve.lock"
+    acquire_lock_file(lock, "this folder of feeds")
+    try:
+        yield state
+    finally:
+        release_lock_file(lock)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether this is a name or an address that only this machine reaches."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def parse_api_key(text: str) -> str:
+    """Return the key in the value of the environment variable, without the line end that secret stores keep.
+
+    Raises SettingsError for a key that no header can hold as it is; the message does not show it.
+    """
+    key = text.strip()
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise SettingsError(
+            "This key cannot be sent as a header", where=KEY_VARIABLE, got="a space, or another character than ASCII's",
+            wanted="letters, digits and signs of ASCII", next_step="openssl rand -hex 32 makes a key",
+        )  # fmt: skip
+    return key
+
+
+def check_service_address(host: str, key: str, no_key: bool) -> None:
+    """Raise SettingsError for an address that other machines reach, without a key."""
+    if not key and not no_key and not is_loopback(host):
+        raise SettingsError(
+            "Other machines reach this address, and there is no key", where="--host", got=host,
+            wanted="127.0.0.1, or a key", next_step=f"set the environment variable {KEY_VARIABLE}, or add --no-key",
+        )  # fmt: skip
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a socket bound to the address. Raises WorkspaceError where that cannot be."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        found = socket.socket(family, kind, protocol)  # without its protocol asyncio leaves Nagle's delay of 40 ms on
+    except (OSError, UnicodeError) as error:
+        raise WorkspaceError(
+            "There is no such address", where=f"{host}:{port}", got=error, next_step="--host 127.0.0.1"
+        ) from error
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+        found.listen()
+    except OSError as error:
+        found.close()
+        used = error.errno == errno.EADDRINUSE
+        raise WorkspaceError(
+            "The port is in use" if used else "This address cannot be used", where=f"{host}:{port}",
+            got=None if used else error.strerror,
+            next_step="stop what uses it, or give another: --port 0 takes a free one",
+        ) from error  # fmt: skip
+    return found

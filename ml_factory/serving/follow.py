@@ -12,9 +12,8 @@ import pandas as pd
 
 from ml_factory.data.bar_files import read_bars_table, read_copied_bars_table
 from ml_factory.errors import FactoryError, SettingsError, WorkspaceError
-from ml_factory.inference.bundle_checks import check_bars_on_tick
-from ml_factory.serving.feed import Feed, kept_bars
-from ml_factory.serving.served_bundle import ServedBundle, check_symbol_column
+from ml_factory.inference.bundle import check_bars_on_tick
+from ml_factory.serving.feed import Feed, ServedBundle, check_symbol_column, kept_bars
 from ml_factory.storage.workspace import parse_raw_bars_name
 
 TORN_SECONDS = 10.0  # a file that cannot be read for so long is not being written, it is damaged

@@ -17,8 +17,7 @@ import pandas as pd
 from ml_factory.data.io import write_bars
 from ml_factory.ensemble.out_of_fold import inner_validation_split
 from ml_factory.evaluation.metrics import PROBABILITIES
-from ml_factory.inference.predict import predict_features
-from ml_factory.inference.trained_model import TrainedModel
+from ml_factory.inference.predict import TrainedModel, predict_features
 from ml_factory.leakage.blind import Fitted, Split, find_blind_leaks, find_unpurged_rows
 from ml_factory.leakage.tables import ROWS, Findings, Leak, compare, compare_states, mismatch
 from ml_factory.models.registry import find_model_spec

@@ -23,7 +23,7 @@ from ml_factory.evaluation.luck import (
     probabilistic_sharpe,
     sharpe_moments,
 )
-from ml_factory.inference.prediction_spec import PredictionSpec
+from ml_factory.inference.predict import PredictionSpec
 from ml_factory.lazy_module import LazyModule
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json

@@ -9,13 +9,9 @@ from ml_factory.code_fingerprint import source_hash
 from ml_factory.data.io import load_bars
 from ml_factory.datasets.store import open_current_store
 from ml_factory.errors import BarsError, FactoryError, NotPreparedError
-from ml_factory.inference.bundle import Bundle
-from ml_factory.inference.bundle_checks import custom_feature_modules
-from ml_factory.inference.example import make_example
+from ml_factory.inference.bundle import Bundle, custom_feature_modules, make_example
 from ml_factory.inference.guard_reference import FinishedRows, fit_guard_reference
-from ml_factory.inference.predict import FittedModels
-from ml_factory.inference.prediction_spec import PredictionSpec
-from ml_factory.inference.trained_model import TrainedModel, installed_library_versions
+from ml_factory.inference.predict import FittedModels, PredictionSpec, TrainedModel, installed_library_versions
 from ml_factory.lazy_module import LazyModule
 from ml_factory.leakage.certificate import certificate_path, read_certificate
 from ml_factory.models.registry import registered_source_hash
@@ -31,7 +27,7 @@ from ml_factory.workflows.predictions import (
 )
 from ml_factory.workflows.prepared_dataset import PreparedDataset
 
-onnx_export = LazyModule("ml_factory.inference.onnx_export")  # onnx comes with an extra
+onnx_export = LazyModule("ml_factory.inference.onnx")  # onnx comes with an extra
 _log = logging.getLogger("ml_factory")
 _FACTS = ("symbol", "horizon", "model", "run_id", "data", "split_times", "limited", "inexact")
 _METRICS = (

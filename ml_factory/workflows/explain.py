@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.errors import SettingsError
-from ml_factory.inference.trained_model import TrainedModel
+from ml_factory.inference.predict import TrainedModel
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.registry import build_model_from_state, find_model_spec
 from ml_factory.storage.workspace import Workspace, check_symbol

@@ -9,7 +9,7 @@ from pathlib import Path
 from ml_factory.argument_checks import check_horizon
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.inference.bundle import Bundle
-from ml_factory.inference.trained_model import TrainedModel
+from ml_factory.inference.predict import TrainedModel
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.registry import find_model_spec
 from ml_factory.storage.artifact_registry import Artifact
@@ -23,7 +23,7 @@ from ml_factory.workflows.results.base import Result
 
 FORMATS = ("bundle", "onnx", "pt2", "pth")
 PTH, _ENDINGS = "model_tpu.pth", {"bundle": "bundle", "card": "md", "pt2": "pt2"}
-network_graph = LazyModule("ml_factory.inference.network_graph")
+network_graph = LazyModule("ml_factory.inference.onnx")
 state_dict = LazyModule("ml_factory.training.export_state_dict")  # torch comes with the networks only
 
 

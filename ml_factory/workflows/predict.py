@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ml_factory.argument_checks import check_horizon
 from ml_factory.data.validation import RawBarSpec
-from ml_factory.inference.split_times import add_prediction_splits
+from ml_factory.inference.predict import add_prediction_splits
 from ml_factory.lazy_module import LazyModule
 from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace, check_symbol

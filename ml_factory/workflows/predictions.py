@@ -22,9 +22,13 @@ from ml_factory.errors import (
 )
 from ml_factory.evaluation.calibration import Calibration, condition_on_classes
 from ml_factory.evaluation.metrics import PROBABILITIES
-from ml_factory.inference.predict import FittedModels, predict_features, stacked_predictions
-from ml_factory.inference.prediction_spec import PredictionSpec
-from ml_factory.inference.trained_model import TrainedModel
+from ml_factory.inference.predict import (
+    FittedModels,
+    PredictionSpec,
+    TrainedModel,
+    predict_features,
+    stacked_predictions,
+)
 from ml_factory.models.registry import available_models, find_model_spec
 from ml_factory.settings import DATA_PACKAGES
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry

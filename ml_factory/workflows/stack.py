@@ -10,9 +10,7 @@ from ml_factory.datasets.row_selection import sample_contiguous_blocks
 from ml_factory.ensemble.stacking import Stack
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.calibration import Calibration, floored_log_probabilities
-from ml_factory.inference.predict import common_prediction_index
-from ml_factory.inference.split_times import times_of_splits
-from ml_factory.inference.trained_model import installed_library_versions
+from ml_factory.inference.predict import common_prediction_index, installed_library_versions, times_of_splits
 from ml_factory.models.base import merge_inexact_reasons
 from ml_factory.models.registry import build_model, find_model_spec
 from ml_factory.run_folder import RunFolder, open_run_checkpoints

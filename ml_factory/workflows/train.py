@@ -10,8 +10,7 @@ import numpy as np
 from ml_factory.errors import CheckpointError, FactoryError, SettingsError
 from ml_factory.evaluation.calibration import Calibration, condition_on_classes, floored_log_probabilities
 from ml_factory.evaluation.metrics import classification_metrics
-from ml_factory.inference.split_times import times_of_splits
-from ml_factory.inference.trained_model import TrainedModel, installed_library_versions
+from ml_factory.inference.predict import TrainedModel, installed_library_versions, times_of_splits
 from ml_factory.models.base import ModelBase, ModelFitResult, merge_inexact_reasons
 from ml_factory.models.importances import feature_importance_table
 from ml_factory.models.registry import build_model, find_model_spec

@@ -186,7 +186,7 @@ CHILD = (
     WITHOUT_PACKAGES
     + """
 import pandas
-import ml_factory.serving.server
+import ml_factory.serving.app
 from ml_factory import Bundle
 
 bundle = Bundle.load(sys.argv[2])

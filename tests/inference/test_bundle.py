@@ -15,7 +15,7 @@ from ml_factory import Bundle, pipeline
 from ml_factory.errors import BarsError, CheckpointError, FactoryError, MissingPackageError, SettingsError
 from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec
-from ml_factory.inference import bundle_checks
+from ml_factory.inference import bundle as bundle_file_module
 from ml_factory.settings import DataSpec
 from ml_factory.storage.serialization import deserialize_state, serialize_state
 from tests.inference.conftest import SETTINGS, H
@@ -108,21 +108,21 @@ def test_bundle_load_with_other_feature_columns_raises(bundle_file, tmp_path):
 
 
 def test_bundle_load_with_older_or_absent_library_raises(bundle_file, monkeypatch):
-    installed = bundle_checks.installed_library_versions
+    installed = bundle_file_module.installed_library_versions
 
     def old(names):
         return installed(names) | {"xgboost": "2.9.1"}
 
     with monkeypatch.context() as patch:
-        patch.setattr(bundle_checks, "installed_library_versions", old)
+        patch.setattr(bundle_file_module, "installed_library_versions", old)
         with pytest.raises(SettingsError, match=r"xgboost is too old.*got 2.9.1, wanted 3\..*pip install --upgrade"):
             Bundle.load(bundle_file("xgboost"))
         Bundle.load(bundle_file("lightgbm"))  # which does not need it
-        patch.setattr(bundle_checks, "installed_library_versions", lambda names: {"python": "3.11"})
+        patch.setattr(bundle_file_module, "installed_library_versions", lambda names: {"python": "3.11"})
         with pytest.raises(MissingPackageError, match=r"lightgbm is not installed.*ml_factory\[train\]"):
             Bundle.load(bundle_file("lightgbm"))
     with monkeypatch.context() as patch:
-        patch.setattr(bundle_checks.ml_factory, "__version__", "0.0.9")
+        patch.setattr(bundle_file_module.ml_factory, "__version__", "0.0.9")
         with pytest.raises(SettingsError, match=r"ml_factory is too old"):
             Bundle.load(bundle_file("linear"))
 

@@ -12,8 +12,7 @@ from ml_factory.data.sessions import MINUTE_NS, assign_sessions, scheduled_sessi
 from ml_factory.errors import BarsError, CheckpointError, SettingsError
 from ml_factory.evaluation.metrics import PROBABILITIES as P
 from ml_factory.features.build import build_features
-from ml_factory.inference.guard import open_minutes
-from ml_factory.inference.guarded_stream import check_request
+from ml_factory.inference.guard import check_request, open_minutes
 from ml_factory.storage.serialization import deserialize_state, serialize_state
 
 PRICES = ["open", "high", "low", "close"]

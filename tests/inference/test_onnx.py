@@ -18,14 +18,14 @@ from ml_factory.datasets.preprocessing import preprocessing_from_dict
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.errors import FactoryError, MissingPackageError
 from ml_factory.inference import bundle as bundle_module
-from ml_factory.inference import onnx_export
-from ml_factory.inference.graph_model import GraphModel
-from ml_factory.inference.onnx_export import check_onnx_graph, model_to_onnx
+from ml_factory.inference import onnx as onnx_export
+from ml_factory.inference.onnx import check_onnx_graph, model_to_onnx
+from ml_factory.inference.predict import GraphModel, TrainedModel
 from ml_factory.inference.stream import PredictionStream
-from ml_factory.inference.trained_model import TrainedModel
 from ml_factory.models.base import softmax
 from ml_factory.models.registry import available_models, build_model, find_model_spec
 from ml_factory.models.session_clock_offset import SessionClockOffset
+from ml_factory.storage.serialization import read_state_file
 from tests.inference.conftest import H
 
 BOOSTERS = ("xgboost", "lightgbm", "catboost")
@@ -181,7 +181,9 @@ def test_bundle_with_graphs_predicts_without_libraries(trained, raw_bars, tmp_pa
 def test_exported_graph_gives_class_scores_of_preprocessed_rows(trained, tmp_path):
     path = pipeline.export(trained, "DEMO", H, "xgboost", formats=("onnx",), out=tmp_path).paths["onnx"]
     assert [one.name for one in tmp_path.iterdir()] == ["DEMO-h5-xgboost.onnx"] and onnx.load(path).ir_version == 10
-    model = TrainedModel.load(next(trained.models.glob("DEMO/model-xgboost-*/state.safetensors")))
+    model = TrainedModel.from_state(
+        read_state_file(next(trained.models.glob("DEMO/model-xgboost-*/state.safetensors")))
+    )
     offset = SessionClockOffset.from_dict(model.model_state["offset"])
     x = np.random.default_rng(0).normal(size=(9, len(model.feature_names))).astype(np.float32)
     (scores,) = onnxruntime.InferenceSession(path).run(None, {"rows": x})
@@ -199,7 +201,7 @@ def test_export_of_graph_that_predicts_otherwise_leaves_nothing(trained, tmp_pat
 
 
 def test_export_without_onnx_writes_bundle_and_says_why_unless_onnx_is_asked_for(trained, tmp_path, monkeypatch):
-    monkeypatch.delitem(sys.modules, "ml_factory.inference.onnx_export")
+    monkeypatch.delitem(sys.modules, "ml_factory.inference.onnx")
     monkeypatch.setitem(sys.modules, "onnx", None)
     words = r"package onnx is not installed.*pip install 'ml_factory\[onnx\]'"
     exported = pipeline.export(trained, "DEMO", H, "linear", out=tmp_path / "default")

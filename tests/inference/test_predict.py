@@ -7,9 +7,8 @@ import pytest
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.evaluation.calibration import Calibration
-from ml_factory.inference import trained_model
-from ml_factory.inference.predict import predict_features
-from ml_factory.inference.trained_model import TrainedModel
+from ml_factory.inference import predict
+from ml_factory.inference.predict import TrainedModel, predict_features
 from ml_factory.models.registry import build_model
 
 
@@ -35,11 +34,11 @@ def fitted():
     return features, model, scaler, bundle
 
 
-def test_predict_features_equals_scaling_prediction_and_calibration_by_hand(fitted, tmp_path):
+def test_predict_features_equals_scaling_prediction_and_calibration_by_hand(fitted):
     _, model, scaler, bundle = fitted
     fresh = feature_rows(seed=1)
     fresh.iloc[3, 1] = np.nan
-    got = predict_features(TrainedModel.load(bundle.save(tmp_path / "bundle")), fresh)
+    got = predict_features(bundle, fresh)
     wanted = Calibration(2.0, (0.1, 0.2, -0.3)).apply(model.predict_proba(scaler.transform(fresh.to_numpy())))
     np.testing.assert_array_equal(got.to_numpy(), wanted)
     assert list(got.columns) == ["p_short", "p_neutral", "p_long"] and got.index.equals(fresh.index)
@@ -72,7 +71,7 @@ class LastMinusFirst:
 
 def test_predict_features_windows_never_cross_segments(fitted, monkeypatch):
     features, _, scaler, bundle = fitted
-    monkeypatch.setattr(trained_model, "build_model_from_state", lambda state: LastMinusFirst())
+    monkeypatch.setattr(predict, "build_model_from_state", lambda state: LastMinusFirst())
     looking_back = TrainedModel(bundle.model_state, bundle.scaler, bundle.feature_names, lookback=8)
     with pytest.raises(FactoryError, match="where sessions end"):
         predict_features(looking_back, features)

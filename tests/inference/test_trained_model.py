@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from ml_factory.errors import CheckpointError, SettingsError
-from ml_factory.inference.trained_model import TrainedModel, installed_library_versions
-from ml_factory.storage.serialization import write_state_file
+from ml_factory.inference.predict import TrainedModel, installed_library_versions
+from ml_factory.storage.serialization import deserialize_state, serialize_state
 
 NAMES = ("rsi_14", "atr_14", "rsi_14@60m")
 
@@ -21,12 +21,11 @@ def bundle(**more) -> TrainedModel:
     return TrainedModel(state, scaler, NAMES, **given)
 
 
-def test_bundle_saved_and_loaded_is_equal(tmp_path):
+def test_trained_model_of_its_state_is_equal():
     made = bundle(lookback=32)
-    found = TrainedModel.load(made.save(tmp_path / "b.safetensors"))
+    found = TrainedModel.from_state(deserialize_state(serialize_state(made.to_state())))
     np.testing.assert_array_equal(found.model_state.pop("weights"), made.model_state.pop("weights"))
     assert found == made and found.feature_names == NAMES
-    assert TrainedModel.from_state(made.to_state()) == made
 
 
 @pytest.mark.parametrize(
@@ -48,21 +47,11 @@ def test_bundle_check_features_with_same_columns_passes():
     bundle().check_features(iter(NAMES))
 
 
-def test_bundle_load_of_other_format_or_missing_parts_raises(tmp_path):
-    write_state_file(tmp_path / "x", {"format": "ml_factory.model/99"})
+def test_state_of_other_format_or_without_parts_raises():
     with pytest.raises(CheckpointError, match=r"model/99.*wanted ml_factory.model/2"):
-        TrainedModel.load(tmp_path / "x")
-    write_state_file(tmp_path / "y", {"format": "ml_factory.model/2", "scaler": {}})
+        TrainedModel.from_state({"format": "ml_factory.model/99"})
     with pytest.raises(CheckpointError, match=r"lacks parts.*model_state"):
-        TrainedModel.load(tmp_path / "y")
-
-
-def test_bundle_with_empty_or_duplicate_feature_names_raises():
-    for names in ((), ("a", "b", "a")):
-        with pytest.raises(SettingsError, match="each once"):
-            TrainedModel({}, {}, names)
-    with pytest.raises(SettingsError, match="look-back"):
-        bundle(lookback=-1)
+        TrainedModel.from_state({"format": "ml_factory.model/2", "scaler": {}})
 
 
 def test_bundle_changed_versions_lists_differing_packages():

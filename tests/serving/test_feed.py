@@ -7,8 +7,7 @@ import pytest
 
 from ml_factory import GuardedStream
 from ml_factory.errors import BarsError, CheckpointError, FileError
-from ml_factory.serving.feed import RECENT_BARS, Feed, kept_bars
-from ml_factory.serving.served_bundle import ServedBundle, to_table
+from ml_factory.serving.feed import RECENT_BARS, Feed, ServedBundle, kept_bars, to_table
 from tests.serving.conftest import Files, columns_of
 
 HISTORY = 6000

@@ -15,9 +15,8 @@ import pytest
 from ml_factory import Bundle, PredictionStream
 from ml_factory.errors import BarsError, FactoryError, SettingsError, WorkspaceError
 from ml_factory.serving import follow
-from ml_factory.serving.feed import kept_bars
+from ml_factory.serving.feed import ServedBundle, kept_bars
 from ml_factory.serving.follow import FollowedFile
-from ml_factory.serving.served_bundle import ServedBundle
 
 P = ["p_short", "p_neutral", "p_long"]
 

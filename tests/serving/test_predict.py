@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.metrics import PROBABILITIES as P
+from ml_factory.serving.app import KEY_VARIABLE, _listen, check_service_address, parse_api_key
 from ml_factory.serving.schemas import PredictRequest
-from ml_factory.serving.server import KEY_VARIABLE, _listen, check_service_address, parse_api_key
 from tests.serving.conftest import ROOT, columns_of, list_of, running_server
 
 

@@ -104,7 +104,7 @@ FIRST_REQUEST = """
 import gc, json, sys
 import pandas
 from numba.core.dispatcher import Dispatcher
-from ml_factory.serving.served_bundle import ServedBundle
+from ml_factory.serving.feed import ServedBundle
 
 def kernels():
     return {(one.py_func.__qualname__, str(types)) for one in gc.get_objects() if isinstance(one, Dispatcher)

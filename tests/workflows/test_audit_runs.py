@@ -11,7 +11,7 @@ from ml_factory.data.io import load_bars
 from ml_factory.datasets.preprocessing import SCALERS, STEPS
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.evaluation.metrics import PROBABILITIES
-from ml_factory.inference import prediction_spec
+from ml_factory.inference import predict
 from ml_factory.leakage.tables import Findings
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import audit_runs, dataset_evaluation, predictions, prepared_dataset
@@ -263,7 +263,7 @@ def test_audit_of_stack_passes_and_with_calibration_on_test_rows_names_it(sample
 def test_audit_of_predict_passes_and_with_features_of_next_bar_names_it(sample, prepared_template, monkeypatch):
     bars, _ = load_bars(Workspace(prepared_template), "DEMO")
     assert found_by(audit_runs.audit_predict, sample.dataset, bars) == []
-    honest = prediction_spec.build_features
+    honest = predict.build_features
 
     def ahead(*given):
         matrix = honest(*given)
@@ -271,7 +271,7 @@ def test_audit_of_predict_passes_and_with_features_of_next_bar_names_it(sample, 
         values[:-1] = values[1:]
         return replace(matrix, values=values)
 
-    monkeypatch.setattr(prediction_spec, "build_features", ahead)
+    monkeypatch.setattr(predict, "build_features", ahead)
     assert any("predict: p_" in one for one in found_by(audit_runs.audit_predict, sample.dataset, bars))
 
 

@@ -10,7 +10,7 @@ import torch
 from ml_factory import pipeline
 from ml_factory.datasets.preprocessing import preprocessing_from_dict
 from ml_factory.errors import NotPreparedError, SettingsError
-from ml_factory.inference.trained_model import TrainedModel
+from ml_factory.inference.predict import TrainedModel
 from ml_factory.models.registry import build_model_from_state
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 

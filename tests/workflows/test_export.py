@@ -6,7 +6,7 @@ import torch
 
 from ml_factory import pipeline
 from ml_factory.errors import NotPreparedError, SettingsError
-from ml_factory.inference.trained_model import TrainedModel
+from ml_factory.inference.predict import TrainedModel
 from ml_factory.models.registry import build_model
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.workspace import Workspace

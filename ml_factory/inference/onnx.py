@@ -4,10 +4,13 @@ The graph reads what the model reads: preprocessed rows float32 (N, F), or windo
 scores (N, 3), without clock offset and calibration, which are computed by the same code whatever gives the scores.
 """
 
+import io
 import re
 import tempfile
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,9 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 from ml_factory.datasets.row_selection import mask_rows_with_full_window
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.evaluation.calibration import Calibration
-from ml_factory.inference.graph_model import INPUT, OUTPUT, GraphModel
-from ml_factory.inference.predict import predict_features
-from ml_factory.inference.trained_model import TrainedModel
+from ml_factory.inference.predict import INPUT, OUTPUT, GraphModel, TrainedModel, predict_features
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import CLASSES
 from ml_factory.models.registry import find_model_spec
@@ -43,7 +44,8 @@ linear (float[N, F] {INPUT}) => (double[N, {len(CLASSES)}] {OUTPUT}) {{
 }}
 """
 # Converters and boosters come with extras; a network's needs torch.
-converters, network_graph = LazyModule("onnxmltools"), LazyModule("ml_factory.inference.network_graph")
+converters, torch = LazyModule("onnxmltools"), LazyModule("torch")
+export_state_dict = LazyModule("ml_factory.training.export_state_dict")
 xgboost, lightgbm, catboost = (LazyModule(name) for name in ("xgboost", "lightgbm", "catboost"))
 
 
@@ -51,7 +53,7 @@ def model_to_onnx(model: TrainedModel) -> bytes:
     """Return the graph of a model. Raises SettingsError for a network that cannot be exported."""
     name = model.model_state["model"]
     if find_model_spec(name).windowed:
-        graph = network_graph.network_to_onnx(model.estimator)
+        graph = network_to_onnx(model.estimator)
     else:
         graph = _linear_graph(model.model_state) if name == "linear" else _booster_graph(name, model.model_state)
     onnx.checker.check_model(graph)
@@ -187,3 +189,49 @@ def _inputs(features: int) -> list:
 _CONVERTERS: dict[str, Callable[..., onnx.ModelProto]] = {
     "xgboost": _xgboost, "lightgbm": _lightgbm, "catboost": _catboost,
 }  # fmt: skip
+
+
+OPSET = 20
+_ROWS = 3  # of the example that is traced; the batch is dynamic
+
+
+def network_to_onnx(model: Any) -> Any:
+    """Return the network as an `onnx.ModelProto`: scaled windows x_BTF -> logits, without its clock offset."""
+
+    def export() -> Any:
+        return torch.onnx.export(
+            model.network.eval(), (_example(model),), dynamo=True, dynamic_shapes=({0: torch.export.Dim("batch")},),
+            opset_version=OPSET, input_names=[INPUT], output_names=[OUTPUT], verbose=False,
+        ).model_proto  # fmt: skip
+
+    return _exported(model, export)
+
+
+def network_to_pt2(model: Any) -> bytes:
+    """Return the file of `torch.export.save`: scaled windows x_BTF -> logits, with its clock offset."""
+
+    def export() -> bytes:
+        module = export_state_dict.network_with_offset(model).eval()
+        program = torch.export.export(module, (_example(model),), dynamic_shapes=({0: torch.export.Dim("batch")},))
+        buffer = io.BytesIO()
+        torch.export.save(program, buffer)
+        return buffer.getvalue()
+
+    return _exported(model, export)
+
+
+def _example(model: Any) -> Any:
+    return torch.zeros(_ROWS, model.lookback, model.features)
+
+
+def _exported(model: Any, export: Callable[[], Any]) -> Any:
+    """Run an export. Raises SettingsError where the network cannot be traced."""
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # notes of the exporter on operators that no network here has
+        try:
+            return export()
+        except (RuntimeError, torch._dynamo.exc.UserError) as error:
+            raise SettingsError(
+                "This network cannot be exported as a graph", where=model.name, got=str(error).strip()[:200],
+                next_step="export the bundle alone",
+            ) from error  # fmt: skip
