@@ -136,6 +136,8 @@ class _ProofRun:
         head = self.findings.guarded(lambda: self.subject.head(self.bars)) or 0
         small = warm + SPARE_BARS + self.spec.ahead > 0.6 * len(self.bars)  # a window would be most of the file
         for number, cut in enumerate(self.cuts):
+            if self.findings.full:
+                break
             low, high, clean = (0, len(self.bars), self.whole) if small else self.window(cut, warm + SPARE_BARS)
             self.compare(cut, low, high, clean)
             if not small and low and self.is_spread(number):
@@ -150,20 +152,18 @@ class _ProofRun:
         return self.facts.get("bar_minutes", 1)
 
     def is_spread(self, number: int) -> bool:
-        """True for `whole_cuts` of the cuts, evenly over the file."""
+        """True for `whole_cuts` of the cuts, evenly inside the file."""
         count = min(self.spec.whole_cuts, len(self.cuts))
-        return number in np.linspace(0, len(self.cuts) - 1, count).round() if count else False
+        return number in np.linspace(0, len(self.cuts) - 1, count + 2)[1:-1].round()
 
     def window(self, cut: CutPoint, back: int) -> tuple[int, int, Tables]:
         """Return (first bar, stop, tables), far enough back that rows of features exist before the cut."""
         high = min(len(self.bars), cut.first + self.spec.ahead)
         while back < cut.first:
             low = cut.first - back
-            if not self.spec.features:  # labels need no warm-up
-                return low, high, self.tables(self.bars.iloc[low:high])
             try:
                 clean = self.tables(self.bars.iloc[low:high])
-                if np.count_nonzero(clean["features"].proven <= cut.at) >= LEAST_ROWS:
+                if not self.spec.features or np.count_nonzero(clean["features"].proven <= cut.at) >= LEAST_ROWS:
                     return low, high, clean
             except Exception:  # noqa: BLE001 - too short for a first row; the longest window is the file
                 pass
