@@ -32,7 +32,7 @@ import pandas as pd
 from benchmarks.measure import digits, print_json, setting, timed
 from ml_factory import pipeline
 from ml_factory.argument_checks import DEMO, DEMO_NULL
-from ml_factory.code_fingerprint import import_closure, source_hashes
+from ml_factory.code_fingerprint import source_hash
 from ml_factory.data.sessions import resolve_market_spec
 from ml_factory.data.synthetic import (
     SyntheticMarket,
@@ -51,8 +51,7 @@ from ml_factory.evaluation.metrics import row_log_loss
 from ml_factory.evaluation.verdict import BEATS
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.models.base import ModelBase
-from ml_factory.models.registry import available_models, build_model, find_model_spec, resolve_registry_entry
-from ml_factory.storage.json_values import fingerprint_json
+from ml_factory.models.registry import available_models, build_model, find_model_spec
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
 from ml_factory.targets.splits import SplitSpec, chronological_split
@@ -168,15 +167,9 @@ def verdict_of(kind: str, seed: int, models: list[str]) -> dict:
     }  # fmt: skip
 
 
-def code_behind(name: str) -> str:
-    """Hash of the sources that a model's figures come from: other code is another cell."""
-    kinds = [
-        resolve_registry_entry(part)
-        for part in (find_model_spec(name).estimator, find_model_spec(name).network)
-        if part is not None
-    ]
-    files = [kind.__module__.partition(".")[2].replace(".", "/") + ".py" for kind in kinds]
-    return fingerprint_json(source_hashes(import_closure(["../benchmarks/edge.py", *files])))[:12]
+def code_behind() -> str:
+    """Return the hash of the code that figures come from: other code is another cell."""
+    return source_hash()[:12]
 
 
 def cells(chosen: argparse.Namespace) -> Iterator[dict]:
@@ -186,7 +179,7 @@ def cells(chosen: argparse.Namespace) -> Iterator[dict]:
         for seed in chosen.seeds:
             for name in chosen.models:
                 about = {"benchmark": "edge", "market": kind, "model": name, "seed": seed}
-                yield about | given | {"code": code_behind(name)}
+                yield about | given | {"code": code_behind()}
 
 
 def finished(path: Path | None, cell: Mapping) -> bool:

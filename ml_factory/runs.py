@@ -279,7 +279,7 @@ class Run(RunFolder):
         Raises MissingPackageError where the extra train is not installed: metrics and report come after hours.
         """
         check_packages_installed("sklearn", "matplotlib")
-        facts = {"environment": self.machine, "sources": self.settings.all_sources, "commit": code_commit()}
+        facts = {"environment": self.machine, "sources": self.settings.sources, "commit": code_commit()}
         self.record(self.settings.to_dict() | facts)
 
     @property
@@ -498,7 +498,7 @@ def count_trials(workspace: Workspace, symbol: str) -> int:
 
 def _other_runs(parent: Path, spec: RunSettings) -> dict[str, str]:
     """Return the runs of the same model, horizon, seed and form that differ otherwise, the newest last: id -> how."""
-    wanted, sources, found = spec.to_dict(), spec.all_sources, {}
+    wanted, sources, found = spec.to_dict(), spec.sources, {}
     for one in sorted(read_stored_runs(parent)[0], key=lambda run: run.facts["begun_at"]):
         same = all(one.facts[name] == wanted[name] for name in ("horizon", "model", "task", "seed", "quick"))
         if same and one.base != spec.run_id:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from typing import Any
 
 from ml_factory.argument_checks import check_horizon, check_seed
-from ml_factory.code_fingerprint import import_closure, package_files, source_hash, source_hashes
+from ml_factory.code_fingerprint import source_hash
 from ml_factory.data.validation import RawBarSpec
 from ml_factory.datasets.preprocessing import check_preprocessing_steps
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
@@ -19,24 +19,15 @@ from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
 
 DATA_PACKAGES = ("data", "features", "targets", "datasets")
-# Code that prepares, trains, evaluates and proves: a certificate holds for this code alone. Plots and reports are left
-# out.
-CERTIFIED_PACKAGES = (
-    *DATA_PACKAGES, "leakage", "models", "training", "evaluation", "ensemble", "inference", "storage",
-    "checkpoints", "tracking", "workflows", "settings.py",
-    "runs.py", "argument_checks.py", "code_fingerprint.py", "pipeline.py", "seeding.py",
-    "hardware.py", "numba_cache.py", "lazy_module.py", "background_thread.py", "process_identity.py", "redaction.py",
-)  # fmt: skip
-NOT_CERTIFIED = (
+FIT_PACKAGES = ("models", "training", "evaluation", "ensemble", "inference", "workflows", "seeding.py")
+# What computes no number of a model or a data set: it makes no run another one, and no certificate void.
+COMPUTES_NOTHING = (
+    "commands", "serving", "recipes", "tpu", "tracking", "cli.py", "cli_output.py", "doctor.py", "heartbeat.py",
+    "interrupt.py", "notebook.py", "notebook_panel.py", "notebook_parameters.py", "notebook_suite.py",
     "evaluation/plot_style.py", "evaluation/data_plots.py", "evaluation/plots.py", "evaluation/recipe_plots.py",
-    "evaluation/html_report.py", "workflows/report.py", "result.py",
+    "evaluation/html_report.py", "workflows/report.py", "workflows/clean.py", "workflows/plan.py", "result.py",
 )  # fmt: skip
-# task -> its entry files; a run's numbers depend on them, on their imports, and on the model's own file.
-TASKS = {
-    "train": ("workflows/train.py", "inference/predict.py"),
-    "folds": ("workflows/folds.py",),
-    "stack": ("workflows/stack.py",),
-}
+TASKS = ("train", "folds", "stack")
 
 
 @dataclass(frozen=True)
@@ -125,8 +116,8 @@ def settings_with_values(spec: Any, given: Mapping[str, Any], above: str = "--se
 
 
 def certified_code_hash() -> str:
-    """Return the hash of the code that a certificate covers."""
-    return source_hash(CERTIFIED_PACKAGES, exclude=NOT_CERTIFIED)
+    """Return the hash of the code that prepares, trains, evaluates and proves: a certificate holds for it alone."""
+    return source_hash(exclude=COMPUTES_NOTHING)
 
 
 @dataclass(frozen=True)
@@ -178,30 +169,16 @@ class RunSettings:
 
     @property
     def sources(self) -> dict[str, str]:
-        """File -> hash of its code, for every source the computation uses."""
-        return source_hashes(
-            import_closure([*TASKS[self.task], *(file for name in self.models for file in _files_of(name))])
-        )
-
-    @property
-    def all_sources(self) -> dict[str, str]:
-        """`sources` and the sources that made the data, which the run id covers by the data's fingerprint."""
-        return source_hashes(package_files(DATA_PACKAGES)) | self.sources
+        """Hashes of the code that made the data, and of the code that fits and predicts."""
+        return {"data": source_hash(DATA_PACKAGES), "fit": source_hash(FIT_PACKAGES, exclude=COMPUTES_NOTHING)}
 
     @property
     def run_id(self) -> str:
         """Run id: task, model, horizon and seed, and 10 hex digits of everything that determines its numbers."""
-        decided = {"sources": self.sources, "limits": asdict(QuickLimits()) if self.quick else {}}
+        decided = {"sources": self.sources["fit"], "limits": asdict(QuickLimits()) if self.quick else {}}
         own = {name: signature for name in self.models if (signature := registered_source_hash(name))}
         digest = fingerprint_json(self.to_dict() | decided | ({"networks": own} if own else {}))[:10]
         return f"{self.task}-{self.model}-h{self.horizon}-s{self.seed}{'-quick' if self.quick else ''}-{digest}"
-
-
-def _files_of(model: str) -> list[str]:
-    """Return the files of the package that hold a model: its estimator and its network."""
-    spec = find_model_spec(model)
-    dotted = [where.partition(":")[0] for where in (spec.estimator, spec.network) if isinstance(where, str)]
-    return [f"{name.partition('.')[2].replace('.', '/')}.py" for name in dotted]
 
 
 def make_run_settings(

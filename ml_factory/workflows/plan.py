@@ -17,7 +17,7 @@ from ml_factory.errors import SettingsError, did_you_mean
 from ml_factory.models.registry import available_models, find_model_spec
 from ml_factory.result import Result
 from ml_factory.runs import RunFolder, count_finished_folds, newest_run_folder
-from ml_factory.settings import RunSettings, make_run_settings
+from ml_factory.settings import TASKS, RunSettings, make_run_settings
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.folds import FoldSchemeSpec, plan_folds
@@ -26,7 +26,6 @@ from ml_factory.workflows.prepared_dataset import PreparedDataset, dataset_rows_
 from ml_factory.workflows.stack import settings_per_model, stack_folds, stack_run_settings
 from ml_factory.workflows.train import build_untrained_model, fit_inputs
 
-TASKS = ("train", "folds", "stack")
 RESERVE_SECONDS = 60.0  # of the session's end, for the last save
 # A network's short fits: so many batches, and four times as many. A booster's: so many rounds, and three times as many.
 _BATCHES, _ROUNDS = 12, 10

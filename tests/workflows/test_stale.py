@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from ml_factory import code_fingerprint, pipeline, settings
-from ml_factory.code_fingerprint import changed_code_files
 from ml_factory.data.io import import_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import SettingsError
@@ -35,53 +34,25 @@ def copied(tmp_path, monkeypatch) -> Path:
     return tmp_path / "ml_factory"
 
 
-USED = {
-    ("train", "lightgbm"): (
-        "models/tabular.py", "models/tabular_lightgbm.py", "workflows/train.py", "workflows/prepared_dataset.py",
-        "targets/weights.py",
-        "evaluation/calibration.py", "datasets/scaling.py", "inference/predict.py", "seeding.py",
-    ),
-    ("train", "lstm"): ("training/loop.py", "models/sequence.py", "datasets/windows.py"),
-    ("folds", "lightgbm"): ("workflows/folds.py", "targets/splits.py", "workflows/train.py"),
-    ("stack", "stack"): ("workflows/stack.py", "ensemble/stacking.py", "models/sequence.py",
-        "models/tabular_xgboost.py"),
-}  # fmt: skip
-UNUSED = {
-    ("train", "lightgbm"): (
-        "evaluation/html_report.py", "evaluation/plots.py", "workflows/report.py", "notebook.py",
-        "checkpoints/manager.py",
-        "models/tabular_xgboost.py", "training/loop.py", "workflows/folds.py", "workflows/evaluation.py",
-    ),
-    ("train", "lstm"): ("models/tabular_xgboost.py", "models/tft.py"),
-}  # fmt: skip
+@pytest.mark.parametrize("task", ["train", "folds", "stack"])
+def test_run_id_changes_with_code_that_fits_and_certificate_with_all_that_computes(copied, task):
+    spec = replace(SPEC, task=task)
+    for source, fits, certifies in (
+        ("models/tabular.py", True, True), ("training/loop.py", True, True), ("workflows/folds.py", True, True),
+        ("inference/predict.py", True, True), ("seeding.py", True, True), ("leakage/proof.py", False, True),
+        ("data/resample.py", False, True), ("evaluation/plots.py", False, False), ("notebook.py", False, False),
+        ("workflows/report.py", False, False),
+    ):  # fmt: skip
+        run_id, code, text = spec.run_id, settings.certified_code_hash(), (copied / source).read_text()
+        (copied / source).write_text(f"{text}CHANGED = 1\n")
+        assert (spec.run_id != run_id, settings.certified_code_hash() != code) == (fits, certifies), source
+        (copied / source).write_text(text)
+        assert spec.run_id == run_id
 
 
-def _spec(task: str, model: str) -> RunSettings:
-    bases = (("base_models", ["xgboost", "lstm"]),) if task == "stack" else ()
-    return replace(SPEC, task=task, model=model, settings=bases)
-
-
-def test_run_id_changes_with_each_used_source_and_with_no_other(copied):
-    for run in USED:
-        spec = _spec(*run)
-        for source in UNUSED.get(run, ()) + USED[run]:
-            before, text = spec.run_id, (copied / source).read_text()
-            (copied / source).write_text(f"{text}CHANGED = 1\n")
-            assert (spec.run_id != before) == (source in USED[run]), (run, source)
-            if source in USED[run]:
-                assert changed_code_files(spec.sources, {}) == sorted(spec.sources) and source in spec.sources
-            (copied / source).write_text(text)
-
-
-def test_run_spec_run_id_ignores_comments_and_docstrings(copied):
-    before = SPEC.run_id
-    path = copied / "seeding.py"
-    text = path.read_text()
-    assert text.startswith('"""Seeds')
-    path.write_text('"""Other words."""\n# a comment\n\n' + text.split('"""', 2)[2] + "\n\n# the end\n")
-    assert SPEC.run_id == before
-    path.write_text(text.replace("bits=63", "bits=62"))
-    assert SPEC.run_id != before
+def test_names_of_packages_in_identities_exist():
+    for name in (*settings.DATA_PACKAGES, *settings.FIT_PACKAGES, *settings.COMPUTES_NOTHING):
+        assert (code_fingerprint.PACKAGE / name).exists(), name
 
 
 def test_run_spec_run_id_of_quick_run_changes_with_limits(monkeypatch):
