@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-import ml_factory.recipes  # noqa: F401 - it declares torchvision's operators before transformers is imported
+import ml_factory.recipes  # noqa: F401 - declares what torchvision may lack, which transformers imports
 from ml_factory.models.sequence import LSTM, RecurrentSpec
 from ml_factory.models.transformer import ITransformer, ITransformerSpec, PatchTST, PatchTSTSpec
 
