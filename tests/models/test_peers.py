@@ -8,9 +8,9 @@ import math
 
 import pytest
 import torch
-from ml_factory.recipes.torchvision_operators import declare_missing_operators
 from torch import nn
 
+import ml_factory.recipes  # noqa: F401 - torchvision's missing operators, which transformers imports
 from ml_factory.models.sequence import LSTM, RecurrentSpec
 from ml_factory.models.transformer import ITransformer, ITransformerSpec, PatchTST, PatchTSTSpec
 
@@ -57,7 +57,6 @@ def copied(names: dict[str, str], theirs: dict[str, torch.Tensor]) -> dict[str, 
 
 def hf_patchtst():
     hf = pytest.importorskip("transformers", reason="transformers is not installed: make soak PART=peers")
-    declare_missing_operators()  # transformers imports torchvision
     config = hf.PatchTSTConfig(
         num_input_channels=F, context_length=T, prediction_length=S, patch_length=8, patch_stride=5, d_model=16,
         num_hidden_layers=2, num_attention_heads=4, ffn_dim=24, norm_type="layernorm", pre_norm=False, scaling="std",
