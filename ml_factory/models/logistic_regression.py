@@ -102,7 +102,8 @@ class _Trainer(BlockTrainer):
         # Steps until no better one is found, or patience ends.
         options = {"maxiter": self.spec.rounds, "maxfun": 10**9, "ftol": 0.0, "gtol": 1e-9}
         optimize.minimize(self._objective, start, jac=True, method="L-BFGS-B", callback=self._record, options=options)
-        self.path = self.path or [start.reshape(-1, K)]
+        if not self.path:  # nothing to learn: no step from the start is better
+            self._record(start)
         for values in (self.path, *filter(None, self.losses)):  # the last step stands for all later rounds
             values += values[-1:] * (self.spec.rounds - len(values))
 

@@ -26,7 +26,7 @@ from ml_factory.recipes.run import (
 )
 from ml_factory.recipes.sdce import KINDS, SurrogateLoss, next_token_loss
 from ml_factory.recipes.surrogate import SurrogateTopTokens, cache_top_tokens, join_vocabularies, weights_fingerprint
-from ml_factory.recipes.text import open_text, pack_tokens
+from ml_factory.recipes.text import TextSource, open_text, pack_tokens
 from ml_factory.storage.files import files, local_cache_folder
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace
@@ -207,10 +207,11 @@ def run_sdce(
     say = on_status if is_writing_process() else (lambda line: None)
     spec, device = _training_spec(settings)
     say(batch_arithmetic(settings, device.batch_share_count, on_tpu=device.kind == "xla"))
+    text = open_text(settings.dataset, settings.dataset_config, settings.split, settings.text_column)
+    identity = settings.identity() | {"batch": spec.batch, "text": text.fingerprint}
     with open_recipe_run(
-        Workspace(root_of_output(settings.output_dir)), NAME, settings.identity() | {"batch": spec.batch},
-        asdict(settings), device, fresh=fresh, libraries=("transformers",), mirror=mirror,
-        project=settings.wandb_project, say=say,
+        Workspace(root_of_output(settings.output_dir)), NAME, identity, asdict(settings), device, fresh=fresh,
+        libraries=("transformers",), mirror=mirror, project=settings.wandb_project, say=say,
     ) as run:  # fmt: skip
         if run.done is not None:
             return run.done
@@ -218,7 +219,7 @@ def run_sdce(
         base = load_causal_model(
             settings.base_model, length, seed=spec.seed, from_scratch=settings.init_from_scratch
         ).check(length)
-        train, held_out, fingerprint = _packed_text(settings, base, say)
+        train, held_out, fingerprint = _packed_text(settings, text, base, say)
         online, cached, surrogate = (
             _surrogate_tokens(settings, base, train, fingerprint, device, say)
             if settings.needs_surrogate else (None, (), {})
@@ -298,9 +299,10 @@ def batch_arithmetic(given: SdceSettings, chips: int, *, on_tpu: bool) -> str:
     return line
 
 
-def _packed_text(given: SdceSettings, base: LanguageModel, say: Status) -> tuple[np.ndarray, np.ndarray, str]:
+def _packed_text(
+    given: SdceSettings, source: TextSource, base: LanguageModel, say: Status
+) -> tuple[np.ndarray, np.ndarray, str]:
     """Return the packed sequences of the text, the last share of them apart, and a hash of what they are."""
-    source = open_text(given.dataset, given.dataset_config, given.split, given.text_column)
     made_of = [source.fingerprint, base.tokenizer.fingerprint, given.max_seq_length, given.max_tokens]
     fingerprint = fingerprint_json(made_of)[:16]
     folder = _cache_folder(given) / f"tokens-{fingerprint}"

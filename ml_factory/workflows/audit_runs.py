@@ -153,7 +153,10 @@ def audit_fold(sample: Sample, model: str, tamper: Tamper | None, found: Finding
     roles = dict(zip(("train", "test"), (plan.rows[rows] for rows in plan.folds[AUDITED_FOLD]), strict=True))
 
     def fit(values, labels, roles):
-        given = record_fold(sample.make(values, labels, roles), roles, plan.embargo, model)
+        made = sample.make(values, labels, roles)
+        # The data set's own scaler has seen rows that folds test: here it has seen all, so that its use is a leak.
+        made = replace(made, scaler=fit_dataset_preprocessing(made, np.arange(len(labels))))
+        given = record_fold(made, roles, plan.embargo, model)
         given = apply_tamper(tampers.pop() if tampers else None, "fold", given)
         if values is sample.values and labels is sample.labels:
             rows = {name: np.asarray(given[name]) for name in SPLITS}

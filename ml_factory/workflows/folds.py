@@ -20,6 +20,7 @@ from ml_factory.runs import FitCheckpoints, Run
 from ml_factory.seeding import derive_seed
 from ml_factory.storage.files import files
 from ml_factory.storage.serialization import read_state_file, write_state_file
+from ml_factory.storage.workspace import push_in_background
 from ml_factory.targets.splits import (
     CombinatorialFolds,
     combinatorial_purged_folds,
@@ -264,6 +265,7 @@ def fit_folds(run: Run, data: PreparedDataset, plan: FoldPlan, model: FoldModel)
             inexact = merge_inexact_reasons(inexact, checkpoints.machine_differences)
             state = {"p": p, "calibration": calibration.to_dict(), "inexact": inexact, "machine": machine}
             write_state_file(path, state)
+            push_in_background(run.folder)  # the checkpoints go now, and a machine may vanish before the last fold
         phase.remove_files()
         found.append(state)
     elsewhere = [text for one in found for text in describe_differences(found[0]["machine"], one["machine"])]

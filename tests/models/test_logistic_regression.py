@@ -35,6 +35,13 @@ def test_linear_fit_train_loss_never_rises_and_converges(data):
     assert losses[-20] - losses[-1] < 1e-5
 
 
+def test_linear_fit_with_nothing_to_learn_predicts_the_shares_of_the_classes():
+    x, y = np.zeros((30, 2), np.float32), np.tile([-1, 0, 1], 10)
+    model = LogisticRegression(rounds=5, threads=1)
+    assert model.fit(x, y, validation=(x, y, None)).history[-1]["val_loss"] == pytest.approx(np.log(3))
+    np.testing.assert_allclose(model.predict_proba(x), 1 / 3)
+
+
 def test_linear_nan_becomes_mean_and_outliers_are_clipped(data):
     x, y, w = data
     holes = x.copy()

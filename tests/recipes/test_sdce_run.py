@@ -116,6 +116,13 @@ def test_recipe_sdce_killed_in_mid_epoch_resumes_to_same_bits(loss_type, setting
     assert trained(killed)["lines"][-1].startswith("finished before")
 
 
+def test_recipe_sdce_of_a_text_that_changed_is_another_run(settings):
+    given = settings(loss_type="standard", num_epochs=1)
+    before = trained(given)
+    write_text(Path(given.dataset), 2500)
+    assert trained(given)["run_id"] != before["run_id"]
+
+
 def test_recipe_sdce_with_cache_equals_online_to_the_bit(settings):
     once = {"num_epochs": 1}
     online = trained(settings("online", **once))

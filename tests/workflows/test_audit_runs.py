@@ -227,11 +227,12 @@ def test_audit_of_fold_with_a_tamper_names_the_leak(sample, change, says):
     assert any(says in sentence for sentence in found) if says else found == []
 
 
-def test_audit_of_fold_with_scaler_of_all_rows_or_calibration_on_test_rows_names_it(sample, monkeypatch):
+def test_audit_of_fold_with_scaler_of_other_rows_or_calibration_on_test_rows_names_it(sample, monkeypatch):
     everything = lambda data, rows: prepared_dataset.fit_dataset_preprocessing(data, np.arange(len(data.y)))  # noqa: E731
-    with monkeypatch.context() as patch:
-        patch.setattr(folds, "fit_dataset_preprocessing", everything)
-        assert any("fold: scaler" in one for one in found_by(audit_runs.audit_fold, sample, MODEL, None))
+    for scaler in (everything, lambda data, rows: data.scaler):
+        with monkeypatch.context() as patch:
+            patch.setattr(folds, "fit_dataset_preprocessing", scaler)
+            assert any("fold: scaler" in one for one in found_by(audit_runs.audit_fold, sample, MODEL, None))
     honest = audit_runs.score_folds
 
     def on_test(data, outcome, name):

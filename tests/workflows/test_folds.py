@@ -256,6 +256,19 @@ def test_cross_validate_killed_inside_fold_reports_progress_on_resume(prepared, 
     assert result.resumed_from == (None, 1)[fold] and ("round 10 in the first fold" in result.summary()) == (fold == 0)
 
 
+def test_finished_folds_are_on_the_drive_before_the_cross_validation_ends(prepared, tmp_path, monkeypatch):
+    monkeypatch.setenv("ML_FACTORY_MOUNTS", str(tmp_path / "drive"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    workspace, data = Workspace(tmp_path / "drive"), prepared[1]
+    plan, spec = plan_of(data, "purged_kfold", 2), make_run_settings(
+        "MES", HORIZON, "linear", task="folds", seed=0, quick=False, data="0", settings=None
+    )  # fmt: skip
+    with open_run(workspace, spec) as run:
+        fit_folds(run, data, plan, FoldModel(0, "linear", {"rounds": 5}))
+        assert workspace.wait(60)
+        assert len(list((tmp_path / "drive").glob("results/MES/*/fold-linear-*-of-2.state"))) == 2
+
+
 class Witness:
     """A model that remembers the rows it was given: its input is the features of a row."""
 
