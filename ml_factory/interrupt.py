@@ -9,6 +9,7 @@ from types import FrameType
 
 # Verbs that resume where they were interrupted; the others start again.
 RESUMED = ("prepare", "train", "cross-validate", "stack", "suite", "run", "audit")
+RESUMED_RECIPES = ("resnet50", "sdce", "t5", "compress")  # not shards, which are written anew
 
 
 class Interrupted(SystemExit):
@@ -44,7 +45,9 @@ def interrupt_message(number: int, words: Sequence[str]) -> str:
     --fresh is left out of the command: it would open another run instead of resuming this one.
     """
     command = shlex.join(["python", "-m", "ml_factory", *(word for word in words if word != "--fresh")])
-    resumed = any(word in RESUMED for word in words[:1])
+    resumed = any(word in RESUMED for word in words[:1]) or (
+        len(words) > 1 and words[0] == "recipe" and words[1] in RESUMED_RECIPES
+    )
     what = "The same command resumes the run" if resumed else "The same command starts again"
     return f"interrupted by {signal.Signals(number).name}. {what}: {command}"
 

@@ -37,7 +37,13 @@ def test_cli_train_on_signal_prints_resume_command_and_signal_exit_code(number, 
 def test_resume_line_of_verb_without_resume_states_restart():
     line = interrupt_message(signal.SIGINT, ["predict", "--symbol", "MES"])
     assert line == "interrupted by SIGINT. The same command starts again: python -m ml_factory predict --symbol MES"
-    assert "starts again" in interrupt_message(signal.SIGINT, [])
+    for words in ([], ["recipe"], ["recipe", "shards", "train"]):
+        assert "starts again" in interrupt_message(signal.SIGINT, words)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "sdce", "t5", "compress"])
+def test_resume_line_of_recipe_that_saves_states_resume(name):
+    assert "The same command resumes the run: " in interrupt_message(signal.SIGTERM, ["recipe", name, "--fake-data"])
 
 
 def test_interruptible_keeps_ignored_signals_and_runs_in_other_threads():

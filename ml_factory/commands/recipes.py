@@ -124,7 +124,8 @@ def resnet50(
         load_file=load_chkpt_dir, load_object=load_chkpt_file,
     )  # fmt: skip
     emit = stderr_console.out if place.as_json else print
-    facts = resnet50_file.train_resnet50(Workspace(place.workspace), settings, fresh=fresh, emit=emit)
+    with cli_progress_bars(place.as_json or process_rank() > 0, what="training resnet50"):
+        facts = resnet50_file.train_resnet50(Workspace(place.workspace), settings, fresh=fresh, emit=emit)
     if place.as_json:
         print_json(facts)
     else:

@@ -73,7 +73,7 @@ def plan(
         table["compute_units"] = np.round([one["seconds"] / 3600 * units_per_hour for one in units], 3)
         price = f"all of it: {table['compute_units'].sum():.3f} compute units at {units_per_hour:g} an hour"
     left = f"{hours:.1f} h left" if np.isfinite(hours) else "no end in sight"
-    lines = [f"{symbol}, horizon {horizon}, {left}; at most:"]
+    lines = [f"{symbol}, horizon {horizon}, {left}; {'at most:' if len(table) else 'all of it is finished'}"]
     for name, row in table.iterrows():
         units_of = f"{row.compute_units:.3f} units, " if price else ""
         lines.append(f"  {name}: {row.minutes:.1f} min, {units_of}{row.fits}")

@@ -4,6 +4,7 @@ import json
 import re
 import runpy
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from ml_factory.errors import FactoryError
+from ml_factory.recipes import resnet50
 from ml_factory.recipes.images import ImageBatches, ShardSamples
 from ml_factory.recipes.resnet50 import ResNetSettings, build_resnet50, train_resnet50
 from ml_factory.storage.serialization import write_state_file
@@ -170,6 +172,16 @@ def test_guides_command_trains_with_its_flags_and_environment(shards, tmp_path, 
     facts = json.loads(capsys.readouterr().out)
     assert facts["settings"]["training"]["precision"] == "bf16" and facts["train_samples"] == 32
     assert (tmp_path / "model-chkpt.pt").is_file() and (tmp_path / "logs" / "worker-0.log").is_file()
+
+
+def test_recipe_shows_progress_before_the_first_line_of_its_log(call, monkeypatch):
+    def slow(*_, **__):
+        time.sleep(2)
+        return {"accuracy": 0.5, "test_samples": 2, "best_epoch": 1, "history": [{"accuracy": 0.5}]}
+
+    monkeypatch.setattr(resnet50, "train_resnet50", slow)
+    assert re.match(r"training resnet50, \d s so far", call("recipe", "resnet50", "--fake-data")[2])
+    assert not call("recipe", "resnet50", "--fake-data", "--json")[2]
 
 
 def test_guides_variables_are_defaults_and_absent_shards_are_named(call, monkeypatch):

@@ -93,7 +93,8 @@ def test_plan_omits_runs_finished_with_same_settings_seed_and_quick(prepared, da
     trained(prepared, "xgboost", quick=True)
     assert list(plan(prepared, ["xgboost"]).table.index) == ["xgboost"]
     for others in ({"seed": 1}, {"quick": True}, {"model_settings": {"xgboost": {"rounds": 10, "depth": 2}}}):
-        assert plan(prepared, ["xgboost"], **others).table.empty
+        result = plan(prepared, ["xgboost"], **others)
+        assert result.table.empty and result.summary().endswith("; all of it is finished")
 
 
 def test_plan_of_checkpointed_run_counts_remaining_minutes_only(prepared, data, costs, monkeypatch):
