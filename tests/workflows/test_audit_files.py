@@ -8,7 +8,7 @@ import pytest
 from ml_factory import pipeline
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.workflows import audit as audit_module
-from ml_factory.workflows import load_prepared, prepare
+from ml_factory.workflows import audit_files, load_prepared, prepare
 from ml_factory.workflows.load_prepared import load_dataset
 from tests.small_data import SMALL_DATA
 
@@ -94,6 +94,21 @@ def test_prepare_with_scaler_fitted_on_all_rows_names_scaler(prepared, monkeypat
     monkeypatch.setattr(prepare, "fit_preprocessing_steps", everything)
     made = pipeline.prepare(prepared, "DEMO", (7,), settings=SMALL_DATA)
     assert made.proof.startswith("FAILED") and "scaler h7: scaler['center']" in caplog.text
+
+
+def test_audit_with_every_reading_of_the_bars_shifted_names_them(audit, monkeypatch):
+    """No second reading shows it: the hash of what was prepared does, and the rows of the raw file."""
+    honest = audit_files.load_bars
+
+    def ahead(*given, **options):
+        bars, report = honest(*given, **options)
+        return bars.assign(close=bars["close"].shift(-1).ffill()), report
+
+    for module in (audit_module, audit_files):
+        monkeypatch.setattr(module, "load_bars", ahead)
+    found = audit().sentences
+    assert any("bars: (rows) differs from the bars that the data set was made of" in one for one in found), found
+    assert any("bars: close differs from the raw file's rows of the same minute" in one for one in found), found
 
 
 def test_audit_with_load_dataset_shifted_by_one_row_names_features(audit, monkeypatch):

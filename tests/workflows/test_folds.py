@@ -16,6 +16,7 @@ from ml_factory.evaluation.calibration import Calibration
 from ml_factory.evaluation.metrics import row_log_loss
 from ml_factory.runs import FitCheckpoints, open_run
 from ml_factory.settings import make_run_settings
+from ml_factory.storage.serialization import read_state_file, write_state_file
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec, effective_sample_size
 from ml_factory.workflows import train as train_module
@@ -254,6 +255,18 @@ def test_cross_validate_killed_inside_fold_reports_progress_on_resume(prepared, 
     assert f"unfinished at {result.reached} ({result.run_id}). Resumes from there." in result.found
     assert result.origin["value"]["resumed from"] == result.reached
     assert result.resumed_from == (None, 1)[fold] and ("round 10 in the first fold" in result.summary()) == (fold == 0)
+
+
+def test_torn_fold_and_fold_of_other_rows_are_fitted_again(prepared):
+    workspace, asked = prepared[0], {"folds": 3, "model_settings": SMALL, "seed": 61}
+    first = pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", **asked)
+    one, two, _ = sorted(first.path.parent.glob("fold-*.state"))
+    state = read_state_file(two)
+    write_state_file(two, state | {"p": np.asarray(state["p"])[1:]})
+    one.write_bytes(one.read_bytes()[:-9])
+    again = pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", **asked)
+    assert again.resumed_from == 1 and again.run_id == first.run_id
+    pd.testing.assert_frame_equal(again.folds, first.folds, check_exact=True)
 
 
 def test_finished_folds_are_on_the_drive_before_the_cross_validation_ends(prepared, tmp_path, monkeypatch):
