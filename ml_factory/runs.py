@@ -278,7 +278,7 @@ class Run(RunFolder):
 
         Raises MissingPackageError where the extra train is not installed: metrics and report come after hours.
         """
-        check_packages_installed("sklearn", "matplotlib")
+        check_packages_installed("sklearn", "matplotlib", "jinja2")
         facts = {"environment": self.machine, "sources": self.settings.sources, "commit": code_commit()}
         self.record(self.settings.to_dict() | facts)
 

@@ -19,7 +19,10 @@ from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
 
 DATA_PACKAGES = ("data", "features", "targets", "datasets")
-FIT_PACKAGES = ("models", "training", "evaluation", "ensemble", "inference", "workflows", "seeding.py")
+FIT_PACKAGES = (
+    "models", "training", "evaluation", "ensemble", "seeding.py", "inference/predict.py",
+    *(f"workflows/{name}.py" for name in ("prepared_dataset", "train", "train_ranks", "folds", "stack", "predictions")),
+)  # fmt: skip
 # What computes no number of a model or a data set: it makes no run another one, and no certificate void.
 COMPUTES_NOTHING = (
     "commands", "serving", "recipes", "tpu", "tracking", "cli.py", "cli_output.py", "doctor.py", "heartbeat.py",

@@ -18,7 +18,7 @@ from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.phase import PhaseCheckpoints
 from ml_factory.data.io import write_bars
 from ml_factory.datasets.store import CURRENT
-from ml_factory.errors import FactoryError, NotPreparedError, SettingsError, WorkspaceError
+from ml_factory.errors import BarsError, FactoryError, NotPreparedError, SettingsError, WorkspaceError
 from ml_factory.evaluation.baselines import BASELINES
 from ml_factory.settings import DataSpec, QuickLimits
 from ml_factory.storage.artifact_registry import ArtifactRegistry
@@ -334,6 +334,15 @@ def test_predict_with_csv_of_same_bars_matches_workspace_predictions(finished, t
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "p.parquet"), whole, rtol=0, atol=1e-9, check_freq=False)
     with pytest.raises(FactoryError, match="No such file"):
         pipeline.predict(finished, "DEMO", H, "xgboost", data=tmp_path / "latter.csv")
+
+
+def test_predict_bars_on_another_tick_than_those_of_training_raise(finished, tmp_path):
+    bars = pd.read_parquet(finished.raw_bars("DEMO"))
+    prices = ["open", "high", "low", "close"]
+    bars[prices] = bars[prices] * 1.0137  # adjusted
+    bars.to_parquet(tmp_path / "adjusted.parquet")
+    with pytest.raises(BarsError, match=r"another tick than those the model was trained on .*DEMO"):
+        pipeline.predict(finished, "DEMO", H, "xgboost", data=tmp_path / "adjusted.parquet")
 
 
 def test_predict_default_writes_only_test_and_new_rows(finished):

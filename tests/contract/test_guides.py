@@ -21,7 +21,6 @@ import torch
 
 from ml_factory import CheckpointManager, Workspace, pipeline
 from ml_factory.models.registry import build_model
-from tests import google_colab
 from tests.contract.doors import (
     NOTEBOOKS,
     WANDB_PROJECT,
@@ -264,15 +263,3 @@ def test_dvc_page_has_three_commands_for_bucket_as_remote():
 
 def test_artifact_versions_project_equals_dashboard_project():
     assert WANDB_PROJECT == "ohlcv-ml-factory"
-
-
-def test_tpu_guide_calls_of_google_colab_take_the_files_of_this_project(tmp_path):
-    google_colab.install()
-    try:
-        space: dict = {}
-        exec("from google.colab import auth, files\nauth.authenticate_user()", space)
-        file = tmp_path / "model_tpu.pth"
-        file.write_bytes(b"x")
-        space["files"].download(str(file))
-    finally:
-        google_colab.uninstall()

@@ -39,7 +39,8 @@ def test_run_id_changes_with_code_that_fits_and_certificate_with_all_that_comput
     spec = replace(SPEC, task=task)
     for source, fits, certifies in (
         ("models/tabular.py", True, True), ("training/loop.py", True, True), ("workflows/folds.py", True, True),
-        ("inference/predict.py", True, True), ("seeding.py", True, True), ("leakage/proof.py", False, True),
+        ("inference/predict.py", True, True),
+        ("inference/guard.py", False, True), ("seeding.py", True, True), ("leakage/proof.py", False, True),
         ("data/resample.py", False, True), ("evaluation/plots.py", False, False), ("notebook.py", False, False),
         ("workflows/report.py", False, False),
     ):  # fmt: skip
