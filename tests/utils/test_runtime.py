@@ -162,7 +162,7 @@ def pip(monkeypatch, pretend):
     ids=["gpu", "tpu"],
 )
 def test_install_missing_on_colab_installs_only_missing_and_constrains_rest(pip, pretend, tpu, there, added):
-    others = ("numba", "llvmlite", "threadpoolctl", "matplotlib", "rich", "nbformat")
+    others = ("numba", "llvmlite", "threadpoolctl", "matplotlib", "jinja2", "rich", "nbformat")
     pretend({**there, **dict.fromkeys(others, "99")})
     path = runtime.requirements_for_runtime(True, tpu)
     installed = runtime.install_missing_packages(path, ())
