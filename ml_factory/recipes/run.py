@@ -148,7 +148,7 @@ def open_recipe_run(
             stack.callback(workspace.push)
         stack.enter_context(deterministic_device(device))
         if done is not None:
-            say(f"finished before: {found.folder} (fresh trains again)")
+            say(f"finished before: {found.folder} (--fresh trains again)")
             yield RecipeRun(*given, done)
         elif is_writing_process():
             phase = stack.enter_context(open_run_checkpoints(workspace.checkpoints, found)).phase(f"train_{name}")

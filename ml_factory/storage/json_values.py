@@ -53,16 +53,6 @@ def _check_counts(text: str) -> None:
         raise ValueError(f"more than {_MOST_VALUES:,} values or {_MOST_NAMES:,} names")
 
 
-def parse_json_start(text: str) -> Any:
-    """Parse the strict JSON value that the text begins with, whatever follows it. Raises ValueError as `parse_json`."""
-    try:
-        value, _ = _STRICT.raw_decode(text)
-    except RecursionError:
-        raise ValueError(f"nested deeper than {DEEPEST_JSON}") from None
-    check_nesting(value)
-    return value
-
-
 def check_nesting(value: object, deepest: int = DEEPEST_JSON) -> None:
     """Raise ValueError where lists and dicts are nested deeper than `deepest`; without recursion."""
     level = [value]
