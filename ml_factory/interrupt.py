@@ -9,7 +9,7 @@ from types import FrameType
 
 # Verbs that resume where they were interrupted; the others start again.
 RESUMED = ("prepare", "train", "cross-validate", "stack", "suite", "run", "audit")
-RESUMED_RECIPES = ("resnet50", "sdce", "t5", "compress")  # not shards, which are written anew
+RESUMED_RECIPES = ("resnet50", "sdce", "t5", "compress")  # not shards, which are written again
 
 
 class Interrupted(SystemExit):

@@ -363,7 +363,7 @@ class Run(RunFolder):
     def restore(self, options: RunOptions) -> None:
         """Restore the artifact, or else checkpoints and finished folds, of this run from W&B.
 
-        With source "wandb" the model is loaded from W&B whatever the registry has; otherwise W&B is asked only for a
+        With source "wandb" the model is loaded from W&B whatever the registry has; otherwise W&B is queried only for a
         run without local state, and the run continues without an answer. Raises NotPreparedError.
         """
         registry, online = ArtifactRegistry(self.workspace.models), wandb_mirror_mode(options.mirror) == "online"

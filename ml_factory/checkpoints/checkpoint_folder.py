@@ -142,7 +142,7 @@ class CheckpointFolder:
     def pull(self, run: str) -> None:
         """Download what other machines saved of this run.
 
-        Raises WorkspaceError where the remote does not answer and nothing is here: to begin anew would lose what it
+        Raises WorkspaceError where the remote does not answer and nothing is here: to start again would lose what it
         holds.
         """
         if self.mirror is None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ml_factory.lazy_module import LazyModule
 
-fft, special = LazyModule("scipy.fft"), LazyModule("scipy.special")  # imported when an interval is asked for
+fft, special = LazyModule("scipy.fft"), LazyModule("scipy.special")  # imported when an interval is computed
 MEMORIES = 22  # least number of memories (autocorrelation lengths) for a verdict
 WEEKS = 8  # least number of weeks for a verdict
 FEWEST = 8  # least rows of weight for an interval

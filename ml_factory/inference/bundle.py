@@ -172,15 +172,18 @@ def _check_custom_feature(name: str, stored: Mapping, where: object) -> None:
         )  # fmt: skip
 
 
+def off_tick_share(bars: pd.DataFrame, market: MarketSpec) -> float:
+    """Return the share of bars with a price that is no multiple of the market's tick; 0 where it has none."""
+    return 0.0 if market.tick is None else off_tick_rows([bars[name] for name in PRICES], market.tick).mean()
+
+
 def check_bars_on_tick(bars: pd.DataFrame, market: MarketSpec, share_of_training: float) -> None:
     """Raise BarsError for bars whose prices are not multiples of the tick, where those of training were.
 
     share_of_training : share of the bars of training with prices off the tick.
     """
-    if market.tick is None or share_of_training > ON_SHARE:
-        return
-    share = off_tick_rows([bars[name].to_numpy() for name in PRICES], market.tick).mean()
-    if share > OFF_SHARE:
+    share = off_tick_share(bars, market)
+    if share > OFF_SHARE and share_of_training <= ON_SHARE:
         raise BarsError(
             "These bars are on another tick than those the model was trained on", where=market.symbol,
             got=f"{share:.0%} of the bars off the tick of {market.tick:g}",

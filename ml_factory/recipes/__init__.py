@@ -7,10 +7,10 @@ from typing import Any
 
 
 def _missing_operators() -> Any:
-    """Return the declarations, which live as long as the object, of torchvision's operators beside torch for CPUs.
+    """Declare torchvision's operators for a CPU build of torch; the declarations live as long as the returned library.
 
     Package indexes have torchvision for CUDA, whose compiled operators that torch cannot load, and the import of
-    torchvision (with it transformers) fails at operators that nobody declared. Networks need none of them.
+    torchvision (with it transformers) fails at undeclared operators. Networks need none of them.
     """
     try:
         torch, vision = (importlib.metadata.version(name) for name in ("torch", "torchvision"))

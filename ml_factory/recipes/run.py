@@ -66,7 +66,10 @@ class RecipeRun:
         self, network: nn.Module, feed: Any, loss: Callable, spec: TrainSpec, validation: Validation, *,
         settings: Mapping, data: Any, callbacks: Sequence[Callable] = (),
     ) -> ModelFitResult:  # fmt: skip
-        """Train or resume the network. settings, data : what a checkpoint must match, beside the loop's settings."""
+        """Train or resume the network.
+
+        settings, data : what a checkpoint must match, in addition to the loop's settings
+        """
         identity = {"model": self.name, "settings": {**settings, "loop": spec.identity()}, "data": data}
         callbacks = (*callbacks, *((self.tracker.log,) if self.tracker else ()))
         return run_training_loop(

@@ -307,7 +307,7 @@ class _Saver:
         return None if self.checkpoints is None else max(self._pause(), self.checkpoints.due_in(), 0.0)
 
     def save_within_epoch(self) -> None:
-        """Save where a pause has passed, or a stop is asked for."""
+        """Save where the interval between saves has passed, or a stop is requested."""
         if self.checkpoints is None or (stop.requested is None and self._pause() > 0):
             return
         if self.checkpoints.due() and self.run.is_finite():

@@ -116,7 +116,7 @@ def backtest(
     files.write_json(path, {})  # counts as a trial from here on
     luck = _luck_of_sessions(traded, count_trials(workspace, symbol), lacking)
     curves, strategies = _session_curves(model, tested, shifted), pd.DataFrame(rows)
-    said = {
+    reported = {
         "net_sentence": _net_sentence(own), "rule_sentence": _rule_sentence(own, rule, costs, by_hand),
         "luck_sentence": luck_sentence(own, luck, lacking),
         "findings": sort_findings([cost_finding(own["net"], own["break_even_ticks"], own["cost_ticks"])]),
@@ -126,21 +126,21 @@ def backtest(
     seconds = time.perf_counter() - started
     table = strategies.set_index("strategy")[SHOWN].round(2).T
     lines = [
-        *table.to_string().splitlines(), *([ended] if holes + rolls else []), said["luck_sentence"],
-        said["rule_sentence"], f"trades {trades_path}", f"facts {path}",
+        *table.to_string().splitlines(), *([ended] if holes + rolls else []), reported["luck_sentence"],
+        reported["rule_sentence"], f"trades {trades_path}", f"facts {path}",
     ]  # fmt: skip
     first = f"{model} traded on the {split} rows of {symbol} after costs, {seconds:.1f} s"
     result = Result(
-        [first, *(f"  {line}" for line in lines), *finding_lines(said["findings"])],
+        [first, *(f"  {line}" for line in lines), *finding_lines(reported["findings"])],
         figure=lambda: plots.plot_equity(curves, model),
-        also={"own": own, "frame": traded.trades, "history": traded.equity, "curves": curves, **said},
+        also={"own": own, "frame": traded.trades, "history": traded.equity, "curves": curves, **reported},
         symbol=symbol, horizon=horizon, model=model, run_id=artifact.facts["run_id"], split=split,
         contract=dict(vars(spec)), strategies=strategies, luck=luck, lacking=lacking, least_edges=edges,
         costs=asdict(costs), rule=asdict(rule), by_hand=by_hand, first=known.index[0].isoformat(),
         last=known.index[-1].isoformat(), quick=bool(artifact.facts["limited"]), trades_path=trades_path, path=path,
         seconds=seconds,
     )  # fmt: skip
-    files.write_json(path, result.to_dict() | {"luck_sentence": said["luck_sentence"]})
+    files.write_json(path, result.to_dict() | {"luck_sentence": reported["luck_sentence"]})
     return result
 
 

@@ -1,4 +1,4 @@
-"""`cross_validate`: a model on purged folds, its metrics block by block beside baselines of each fold's own rows."""
+"""`cross_validate`: a model on purged folds, its metrics block by block with the baselines of each fold's own rows."""
 
 import time
 from collections.abc import Mapping, Sequence

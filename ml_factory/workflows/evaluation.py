@@ -1,4 +1,4 @@
-"""Evaluation of finished models on the rows that all of them predict, beside the baselines.
+"""Evaluation of finished models on the rows that all of them predict, compared with the baselines.
 
 Everything fitted here (class prior, clock) sees the training rows that the caller names, and no other. The baselines
 are counted once; every table, verdict, finding and figure reads the same forecasts.

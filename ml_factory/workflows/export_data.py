@@ -44,7 +44,7 @@ def export_data(
     time_column, symbol_column : None: by their usual names.
 
     The result has `first` and `last`, times as the database writes them; `file_hash`, SHA-256 of the file; `has_zone`,
-    False for times without a zone, which `prepare` must be told.
+    False for times without a zone; `prepare` then needs `--zone`.
 
     Raises SettingsError, BarsError, DatabaseError, WorkspaceError, MissingPackageError.
     """

@@ -135,7 +135,7 @@ class _Planner:
     seed: int
     settings: Mapping
     scheme: FoldSchemeSpec
-    costs: dict[str, FitCost] = field(default_factory=dict)  # measured, of each model that is asked for
+    costs: dict[str, FitCost] = field(default_factory=dict)  # measured, of each requested model
 
     @cached_property
     def artifacts(self) -> dict[str, str]:

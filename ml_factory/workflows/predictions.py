@@ -12,9 +12,8 @@ import pandas as pd
 from ml_factory.argument_checks import check_horizon
 from ml_factory.code_fingerprint import source_hash
 from ml_factory.data.bar_files import read_bars_table, resolve_bars_file
-from ml_factory.data.quality import OFF_SHARE, off_tick_rows
-from ml_factory.data.sessions import MarketSpec
-from ml_factory.data.validation import PRICES, RawBarSpec
+from ml_factory.data.quality import OFF_SHARE
+from ml_factory.data.validation import RawBarSpec
 from ml_factory.errors import (
     CheckpointError,
     FileError,
@@ -25,7 +24,7 @@ from ml_factory.errors import (
 )
 from ml_factory.evaluation.calibration import Calibration, condition_on_classes
 from ml_factory.evaluation.metrics import PROBABILITIES
-from ml_factory.inference.bundle import check_bars_on_tick
+from ml_factory.inference.bundle import check_bars_on_tick, off_tick_share
 from ml_factory.inference.predict import (
     FittedModels,
     PredictionSpec,
@@ -222,10 +221,10 @@ def find_artifact_to_predict(
     if chosen is None:
         how = "stack" if model == STACK else f"train --model {model}"
         notebook = "05" if model == STACK else find_model_spec(model).notebook[:2]
-        asked = [f"{name} {value}" for name, value in (("run_id", run), ("data", data)) if value]
+        given = [f"{name} {value}" for name, value in (("run_id", run), ("data", data)) if value]
         raise NotPreparedError(
             f"No finished {model} for this symbol and horizon", where=workspace.models / symbol,
-            got=", ".join([f"none with horizon {horizon}", *asked]),
+            got=", ".join([f"none with horizon {horizon}", *given]),
             next_step=f"train it first (notebook {notebook}: {how})",
         )  # fmt: skip
     return chosen
@@ -311,17 +310,12 @@ def predict_bars(
     for finding in report.findings if data else ():
         if finding.severity != "info":
             _log.warning("%s: %s", source, finding.message)
-    if data and _off_tick_share(bars, spec.market) > OFF_SHARE:
+    if data and off_tick_share(bars, spec.market) > OFF_SHARE:
         own, _ = spec.check_bars(read_bars_table(require_raw_bars(workspace, artifact.symbol)), where=artifact.symbol)
-        check_bars_on_tick(bars, spec.market, _off_tick_share(own, spec.market))
+        check_bars_on_tick(bars, spec.market, off_tick_share(own, spec.market))
     if fitted.spec["sources"] != source_hash(DATA_PACKAGES):
         _log.warning("%s was trained on features of other code: train it again to be sure", artifact.facts["model"])
     return spec.predict_bars(bars, fitted)
-
-
-def _off_tick_share(bars: pd.DataFrame, market: MarketSpec) -> float:
-    """Return the share of bars with a price that is no multiple of the market's tick; 0 where it has none."""
-    return 0.0 if market.tick is None else off_tick_rows([bars[name] for name in PRICES], market.tick).mean()
 
 
 def load_fitted_models(workspace: Workspace, artifact: Artifact) -> FittedModels:

@@ -56,7 +56,7 @@ def stack(
     options : as of `train`; fresh and run are those of the stack, not of its base models.
 
     The result has the facts of `report.model_result`, and base_models, weights, lineage (the artifacts it is made of)
-    and comparison, sentences beside the plain mean of its models.
+    and comparison, sentences compared with the plain mean of its models.
     """
     started, workspace = time.perf_counter(), Workspace(workspace)
     check_single_rank("stack")
