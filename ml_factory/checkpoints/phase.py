@@ -263,11 +263,6 @@ class PhaseCheckpoints:
             self._listening = False
             stop.remove_listener()
 
-    def is_saved(self) -> bool:
-        """Wait for the last write; return True when the last state given to `save` is on the disk."""
-        self._writer.wait()
-        return self.last_save is not None and self.last_save.where not in (IN_MEMORY, REFUSED)
-
     def wait_uploaded(self) -> None:
         """Wait for the last save, for its upload at most one second.
 
