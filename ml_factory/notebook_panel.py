@@ -1,11 +1,10 @@
 """Panel of a long cell in an interactive notebook: the machine, a bar with the time left, curves, and a safe stop.
 
 Headless (papermill, nbval, a script) the same facts are lines. A stored notebook holds no widget: they are taken away
-at the end of their cell.
+at the end of their cell, the lists to choose from when the next cell begins.
 """
 
 import html
-import importlib
 import math
 import os
 import signal
@@ -26,9 +25,9 @@ from ml_factory.progress import ProgressPhase, add_progress_watcher, remove_prog
 from ml_factory.storage.json_values import parse_json
 
 ipython, display_of, widgets = LazyModule("IPython"), LazyModule("IPython.display"), LazyModule("ipywidgets")
-SECONDS = (2.0, 1.0)  # until a cell's panel appears, and between its updates
+plots = LazyModule("ml_factory.evaluation.plots")  # needs packages that a new machine does not have in the first cell
+SECONDS = (2.0, 1.0)  # until a cell's panel appears and between curves, and between updates of the panel
 _SECONDS_BETWEEN_CLICKS = 0.2
-_WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 class CellPanel:
@@ -36,7 +35,7 @@ class CellPanel:
 
     def __init__(self, shell: Any):
         self._shell, self._heartbeat, self._view, self._clicks_read = shell, None, None, 0.0
-        self._machine, self._strip = None, None  # set by `show_machine`
+        self._machine, self._strip, self._lists = None, None, None  # set by `offer`
 
     def register(self) -> None:
         """Register from the next cell on; an interrupt is then one line."""
@@ -45,15 +44,22 @@ class CellPanel:
         self._shell.set_custom_exc((KeyboardInterrupt,), _show_interrupt)
         self._shell.ml_factory_panel = self
 
-    def show_machine(self, env_info: Any) -> None:
-        """Show the machine's line, which follows the time left and the newest checkpoint."""
-        self._machine = env_info
-        self._strip = display_of.display(self._line_of_machine(), raw=True, display_id=True)
+    def offer(self, env_info: Any, chosen: SimpleNamespace, found: Mapping[str, list]) -> None:
+        """Show the machine's line, which follows the time left and the newest checkpoint, and lists to choose from."""
+        self._machine, self._strip = env_info, None
+        self._update_machine()
+        lists = []
+        for name, there in found.items():
+            value = getattr(chosen, name)
+            lists.append(widgets.Dropdown(description=name, options=sorted({*there, value}), value=value))
+            lists[-1].observe(lambda change: setattr(chosen, change.owner.description, change.new), "value")
+        self._lists = _shown(None, _view_of(widgets.HBox(lists), ""), raw=True)
 
     def begin(self, *_: object) -> None:
         self.end()
-        first, seconds = SECONDS
-        self._heartbeat = Heartbeat(self._update, seconds=seconds, first=first).start()
+        if self._lists is not None:
+            self._lists = self._lists.update({"text/plain": ""}, raw=True)
+        self._heartbeat = Heartbeat(self._update, first=SECONDS[0], seconds=SECONDS[1]).start()
         add_progress_watcher(self._read_clicks)
 
     def end(self, *_: object) -> None:
@@ -77,9 +83,7 @@ class CellPanel:
             # ipykernel 7.4 would answer in the shell that opened the widget, which is busy, and not in the front end's.
             self._button.comm._reply_subshell_for = lambda data, subshell: subshell
             self._box = widgets.HBox([self._bar, self._label, self._button])
-            shown = {"version_major": 2, "version_minor": 0, "model_id": self._box.model_id}
-            view = {_WIDGET: shown, "text/plain": line}  # the text where there are no widgets
-            self._view = display_of.display(view, raw=True, display_id=True)
+            self._view = _shown(None, _view_of(self._box, line), raw=True)
         phase = self._heartbeat.phase
         self._bar.value = phase.done / phase.rows if phase is not None and phase.rows and not phase.over else 0.0
         self._label.value = html.escape(line)
@@ -89,20 +93,18 @@ class CellPanel:
         button.disabled, button.description = True, "Stopping"
         os.kill(os.getpid(), signal.SIGINT)  # as the toolbar's square: a training saves before it lets the signal act
 
-    def _line_of_machine(self) -> dict[str, str]:
+    def _update_machine(self) -> None:
+        if self._machine is None:
+            return
         one, hours = self._machine, configured_hours_remaining()
-        facts = (
+        line = " · ".join((
             "Colab" if one.on_colab else "this machine",
             " ".join(filter(None, (one.accelerator, one.device_name))),
             "no time limit" if math.isinf(hours) else f"at most {hours:.1f} h left",
             one.workspace.address, f"wandb {one.tracking}", f"checkpoint: {save_status_line() or 'none yet'}",
-        )  # fmt: skip
-        line = " · ".join(facts)
-        return {"text/plain": line, "text/html": f"<small>{html.escape(line)}</small>"}
-
-    def _update_machine(self) -> None:
-        if self._strip is not None:
-            self._strip.update(self._line_of_machine(), raw=True)
+        ))  # fmt: skip
+        shown = {"text/plain": line, "text/html": f"<small>{html.escape(line)}</small>"}
+        self._strip = _shown(self._strip, shown, raw=True)
 
     def _read_clicks(self, phase: ProgressPhase) -> None:
         """Handle the widgets' messages that wait for the cell's end; others keep their order behind it.
@@ -129,8 +131,6 @@ class CellPanel:
 class LiveCurves:
     """A training callback: one line that is kept up to date, below learning curves in an interactive notebook."""
 
-    SECONDS_BETWEEN = 2.0
-
     def __init__(self) -> None:
         self._history: list[dict] = []
         self._resumed: int | None = None
@@ -152,11 +152,9 @@ class LiveCurves:
         self._line = _shown(self._line, line, raw=True)
 
     def _draw_if_due(self) -> None:
-        if not is_interactive_notebook() or time.monotonic() - self._drawn < self.SECONDS_BETWEEN:
+        if not is_interactive_notebook() or time.monotonic() - self._drawn < SECONDS[0]:
             return
-        # By name: figures need packages that a new machine does not have yet in the first cell.
-        figures = importlib.import_module("ml_factory.evaluation.plots")
-        curves = figures.plot_learning_curves(pd.DataFrame(self._history), resumed_from=self._resumed)
+        curves = plots.plot_learning_curves(pd.DataFrame(self._history), resumed_from=self._resumed)
         self._picture = _shown(self._picture, {"image/png": figure_png(curves)}, raw=True)
         self._drawn = time.monotonic()
 
@@ -170,19 +168,28 @@ def show_cell_panels() -> None:
 
 
 def show_machine(env_info: Any, chosen: SimpleNamespace) -> None:
-    """Print what the workspace has of the parameters; in an interactive notebook show the machine's line above."""
-    panel = getattr(ipython.get_ipython(), "ml_factory_panel", None)
-    if panel is not None:
-        panel.show_machine(env_info)
+    """Print what the workspace has of the parameters; interactive, show the machine's line and lists to choose from.
+
+    A choice is stored in `chosen`, for the cells that are run after it.
+    """
     found = list_workspace_choices(env_info.workspace, chosen)
     listed = (f"{name} {', '.join(map(str, there)) or 'none'}" for name, there in found.items())
     print("In the workspace: " + "; ".join(listed))
+    panel = getattr(ipython.get_ipython(), "ml_factory_panel", None)
+    if panel is not None:
+        panel.offer(env_info, chosen, found)
 
 
 def _show_interrupt(shell: Any, kind: type, error: BaseException, trace: Any, tb_offset: Any = None) -> None:
     kept = save_status_line()
     line = "Stopped" + (f"; checkpoint {kept}" if kept else "") + ". Next: run this cell again, it goes on from there"
     shell._showtraceback(kind, error, [line])
+
+
+def _view_of(widget: Any, text: str) -> dict[str, Any]:
+    """Return what shows the widget, and the text where there are no widgets."""
+    shown = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
+    return {"application/vnd.jupyter.widget-view+json": shown, "text/plain": text}
 
 
 def _shown(handle: Any, data: Any, **options: Any) -> Any:

@@ -9,6 +9,7 @@ import signal
 import threading
 import types
 
+import ipywidgets as widgets
 import pytest
 
 from ml_factory import notebook_panel
@@ -29,11 +30,22 @@ class Events:
 
 
 class Screen(list):
-    """(how, kinds of data, data) in order: shown anew, or updated in its place."""
+    """(how, data) in order: shown anew, or updated in its place; `stored` is what a notebook keeps of each place."""
+
+    def __init__(self):
+        super().__init__()
+        self.stored = []
 
     def display(self, data, **_):
+        place = len(self.stored)
+        self.stored.append(data)
         self.append(("shown", data))
-        return types.SimpleNamespace(update=lambda later, **_: self.append(("updated", later)))
+
+        def update(later, **_):
+            self.stored[place] = later
+            self.append(("updated", later))
+
+        return types.SimpleNamespace(update=update)
 
     def kinds(self) -> list[tuple[str, str]]:
         return [(how, "picture" if "image/png" in data else "line") for how, data in self]
@@ -43,8 +55,7 @@ class Screen(list):
 def screen(monkeypatch):
     given = Screen()
     monkeypatch.setattr(notebook_panel, "display_of", given)
-    monkeypatch.setattr(notebook_panel, "SECONDS", (0.01, 0.01))
-    monkeypatch.setattr(LiveCurves, "SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr(notebook_panel, "SECONDS", (0.0, 0.01))
     for name in ("COLAB_RELEASE_TAG", "JPY_SESSION_NAME"):
         monkeypatch.delenv(name, raising=False)
     return given
@@ -79,13 +90,21 @@ def test_panel_shows_bar_and_machine_and_leaves_no_widget(screen, shell, tmp_pat
     notebook_panel.show_cell_panels()  # Run all, once more: the cell that runs has the first panel
     panel = shell.ml_factory_panel
     assert [len(held) for held in shell.events.held.values()] == [1, 1]
-    show_machine(machine(Workspace(tmp_path)), types.SimpleNamespace(symbol="DEMO", family=""))
+    chosen = types.SimpleNamespace(symbol="MES", family="")
+    workspace = Workspace(tmp_path)
+    (workspace.raw / "MES_1m.parquet").write_bytes(b"x")
+    show_machine(machine(workspace), chosen)
+    with pytest.deprecated_call():  # of ipywidgets: the list of all widgets
+        (symbols,) = (one for one in widgets.Widget.widgets.values() if isinstance(one, widgets.Dropdown))
+    assert symbols.options == ("DEMO", "DEMO-NULL", "MES")
+    symbols.value = "DEMO-NULL"
+    assert chosen.symbol == "DEMO-NULL"  # for the cells that are run now
     run_until(panel, lambda: panel._view is not None and panel._bar.value == 0.3)
     assert "kernels: 3 of 10 kinds" in panel._label.value
     panel.end()
     lines = [data["text/plain"] for _, data in screen]
     assert any(str(tmp_path) in line and "no time limit" in line and "checkpoint: " in line for line in lines)
-    assert "application/vnd.jupyter.widget-view+json" not in screen[-1][1]
+    assert not any("application/vnd.jupyter.widget-view+json" in data for data in screen.stored)
     assert "" in lines  # the panel's place
 
 
