@@ -60,6 +60,19 @@ class Notebook:
         """What a person finds in the menus; returns at once."""
         self.browser.execute_script(f"window.jupyterapp.commands.execute('{name}');")
 
+    def run_until(self, holds: str) -> None:
+        """Run the cells from the first to the one whose source holds this; returns when the kernel has done so."""
+        sources = [cell["source"] for cell in self.cells()]
+        (last,) = (place for place, source in enumerate(sources) if holds in source)
+        for _ in range(last + 1):
+            self.command("notebook:run-cell-and-select-next")
+        self.wait(f"the end of {holds}", lambda: self.cell(holds)["text"] and self.idle())
+
+    def lists(self) -> dict[str, list[str]]:
+        """What each drop-down list of the page offers, by its label."""
+        found = self.browser.find_elements("css selector", ".widget-dropdown")
+        return {one.find_element("css selector", "label").text: one.text.splitlines()[1:] for one in found}
+
     def bar_widths(self) -> list[str]:
         """How far each progress bar of the page is, as its width."""
         return self.browser.execute_script(

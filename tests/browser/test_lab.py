@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(
     reason="needs chromium and chromedriver (Debian: chromium, chromium-driver) and make setup",
 )
 TRAINING = "trained = pipeline.train("
+MACHINE = "show_machine(env_info, chosen)"
 METRICS = "columns = "
 LAST = "finish(written"
 # The market of a user, shorter.
@@ -61,6 +62,14 @@ def test_jupyterlab_notebook_03_moves_bar_stops_safely_and_ends_with_same_number
                 widths.update(page.bar_widths())
                 pictures.add(cell["picture"])
             return cell["running"] and "checkpoint train_lstm" in cell["text"]
+
+        page.run_until(MACHINE)
+        assert page.wait("lists to choose from", page.lists) == {
+            "symbol": ["DEMO", "DEMO-NULL"],
+            "horizon": ["20"],
+            "model": ["lstm"],
+        }
+        page.see(tmp_path / "lists.png")
 
         page.command("notebook:run-all-cells")
         page.wait("a bar that moves while epochs are saved", lambda: trains() and len(widths) >= 2)
