@@ -9,7 +9,7 @@ QUICK ?= 1
 JOBS ?= 2
 COLAB ?= dist/colab
 SPREAD := -n $(JOBS) --dist loadfile --no-loadscope-reorder --timeout 600
-BENCH ?= resample scaling features pipeline checkpoints
+BENCH ?= pipeline backtest boosters checkpoints training
 PART ?= slow contract notebooks peers browser dvc test-xla matrix
 
 switch = $(if $(filter-out 0 false no,$(1)),$(2))
@@ -101,13 +101,10 @@ format: setup  ## let ruff mend what it can
 notebooks: setup  ## the notebooks: each alone, by papermill and nbval, killed and run again
 	@$(PY) -m pytest $(SPREAD) -m notebooks $(ARGS)
 
-bench:  ## benchmarks beside their peers, one JSON line a measurement; BENCH=pipeline for one, BENCH=training, ARGS='--rows 500000'
+bench:  ## benchmarks beside their peers, one JSON line a measurement; BENCH=pipeline for one, ARGS='--rows 500000'
 	@$(has_python)
-	@for name in $$BENCH; do case $$name in \
-		training) $(call environment,$(VENV),locked/dev) && \
-			$(call environment,.venv-xla,locked/xla) && $(PY) -m benchmarks.training $(ARGS) ;; \
-		*) $(call environment,.venv-bench,locked/dev bench) && .venv-bench/bin/python -m benchmarks.$$name $(ARGS) ;; \
-	esac || exit 1; done
+	@$(call environment,.venv-bench,locked/dev bench)
+	@for name in $$BENCH; do .venv-bench/bin/python -m benchmarks.$$name $(ARGS) || exit 1; done
 
 matrix:  ## the notebooks on other versions: Python 3.11 to 3.13, and what Colab has; ROWS=3.13-colab for one
 	@sh .ci/matrix

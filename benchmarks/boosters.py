@@ -1,4 +1,4 @@
-"""Boosters trained in blocks against their own libraries' training, and resumed against uninterrupted.
+"""Boosters trained in blocks against their own libraries' training.
 
     python -m benchmarks.boosters                 # 300,000 rows x 150 columns, 100 rounds: a quarter of an hour
     python -m benchmarks.boosters --rows 20000 --columns 50
@@ -9,7 +9,6 @@ the losses of both parts included.
 """
 
 import argparse
-import hashlib
 import tempfile
 
 import catboost
@@ -18,9 +17,7 @@ import numpy as np
 import xgboost as xgb
 
 from benchmarks.measure import digits, in_turns, median_ratio, print_json, seconds
-from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.models.registry import build_model
-from ml_factory.storage.serialization import serialize_state
 
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -77,40 +74,6 @@ def compare(name: str, rows: int, columns: int, rounds: int, repeats: int) -> No
     )  # fmt: skip
 
 
-class Killed(BaseException):
-    """Not an Exception: nothing on the way may catch it."""
-
-
-def resumed(name: str, rows: int, columns: int, rounds: int = 60, at: int = 3) -> None:
-    """Killed after block `at`, gone on in a new process's place; hashes of model and probabilities."""
-    train, valid = market(rows, columns)
-
-    def kill(block, metrics):
-        if block == at:
-            raise Killed
-
-    def hash_of(manager, *callbacks) -> tuple[str, int | None]:
-        model = build_model(name, rounds=rounds, patience=0, threads=1)
-        result = model.fit(
-            *train, validation=valid, checkpoints=manager and manager.phase(name), callbacks=callbacks
-        )  # fmt: skip
-        reported = serialize_state(model.get_state()) + model.predict_proba(train[0]).tobytes()
-        return hashlib.sha256(reported).hexdigest()[:16], result.resumed_from
-
-    whole, _ = hash_of(None)
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            with CheckpointManager(folder, auto_save_minutes=0) as manager:
-                hash_of(manager, kill)
-        except Killed:
-            pass
-        with CheckpointManager(folder, auto_save_minutes=0) as manager:
-            again, since = hash_of(manager)
-    print_json(
-        benchmark="boosters.resumed", model=name, whole=whole, resumed=again, from_block=since, equal=whole == again
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", type=int, default=300_000)
@@ -121,7 +84,6 @@ def main() -> None:
     args = parser.parse_args()
     for name in args.models:
         compare(name, args.rows, args.columns, args.rounds, args.repeats)
-        resumed(name, min(args.rows, 10_000), args.columns)
 
 
 if __name__ == "__main__":

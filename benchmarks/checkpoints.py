@@ -4,8 +4,7 @@
 
 Compared with a bare copy of the state into fresh pages, a bare write + fsync, torch.save, safetensors and torch's
 asynchronous distributed checkpoint (DCP), each side once a round. Then steps a second of a small network on all cores,
-with a save under way and without, window by window; and what a save every 30 minutes costs. Where CUDA is there, the
-blocking part against a bare copy from the device.
+with a save under way and without, window by window; and what a save every 30 minutes costs.
 """
 
 import argparse
@@ -28,11 +27,11 @@ CADENCE = 30 * 60.0
 LIMITS = {"blocking": 1.5, "written": 1.5}
 
 
-def make_state(megabytes: int, device: str = "cpu") -> dict:
+def make_state(megabytes: int) -> dict:
     """float32 weights and two moments each, in 20 layers."""
     count = megabytes * 1_000_000 // 4 // 3 // 20
     generator = torch.Generator().manual_seed(0)
-    layers = {f"layer.{i}.weight": torch.randn(count, generator=generator).to(device) for i in range(20)}
+    layers = {f"layer.{i}.weight": torch.randn(count, generator=generator) for i in range(20)}
     moments = {name: {"exp_avg": w * 0.1, "exp_avg_sq": w * w} for name, w in layers.items()}
     return {"step": 1000, "network": layers, "optimizer": moments}
 
@@ -186,29 +185,6 @@ def during_training(state: dict, manager: CheckpointManager, windows: int, block
     )  # fmt: skip
 
 
-def on_accelerator(megabytes: int, manager: CheckpointManager, repeats: int) -> None:
-    """Compare the blocking part from a CUDA device with a bare copy into pinned memory."""
-    if not torch.cuda.is_available():
-        print_json(bench="checkpoints", what="pinned device-to-host copy", skipped="no CUDA device on this machine")
-        return
-    state = make_state(megabytes, "cuda")
-    tensors = flat(state)
-    pinned = {name: torch.empty(value.shape, pin_memory=True) for name, value in tensors.items()}
-    bare, ours = [], []
-    for _ in range(repeats + 1):
-        began = time.perf_counter()
-        for name, value in tensors.items():
-            pinned[name].copy_(value, non_blocking=True)
-        torch.cuda.synchronize()
-        bare.append(time.perf_counter() - began)
-        began = time.perf_counter()
-        manager.save_checkpoint("device", state, force=True)
-        ours.append(time.perf_counter() - began)
-        manager.wait()
-    times = statistics.median(ours[1:]) / statistics.median(bare[1:])
-    print_json(bench="checkpoints", what="pinned device-to-host copy", times=digits(times, 3), limit=LIMITS["blocking"])
-
-
 def _short(taken: dict[str, float]) -> dict[str, float]:
     return {f"{name}_s": digits(value) for name, value in taken.items()}
 
@@ -231,7 +207,6 @@ def main() -> None:
         same = all(np.array_equal(one, flat(found)[name]) for name, one in flat(state).items())
         print_json(bench="checkpoints", what="loaded as it was saved", same=same)
         during_training(state, manager, given.repeats, blocking)
-        on_accelerator(given.mb, manager, given.repeats)
     if torch.distributed.is_available():
         torch.distributed.destroy_process_group()
 

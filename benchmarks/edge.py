@@ -2,7 +2,6 @@
 
     python -m benchmarks.edge                      # every model, 3 seeds, the planted and the null market
     python -m benchmarks.edge --models gru tft --seeds 0 --kinds planted --set hidden=32
-    python -m benchmarks.edge --done cells.jsonl   # goes on: what the file has is skipped, what is done is added to it
     python -m benchmarks.edge --split validation   # while settings are chosen: no test row is looked at
     python -m benchmarks.edge --verdicts --models xgboost lstm --seeds 1 2 3   # DEMO, DEMO-NULL: answers of `make run`
 
@@ -19,12 +18,9 @@ over the class prior, with its 95 % interval: by that measure it claims an edge 
 """
 
 import argparse
-import json
+import itertools
 import tempfile
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -32,7 +28,6 @@ import pandas as pd
 from benchmarks.measure import digits, print_json, setting, timed
 from ml_factory import pipeline
 from ml_factory.argument_checks import DEMO, DEMO_NULL
-from ml_factory.code_fingerprint import source_hash
 from ml_factory.data.sessions import resolve_market_spec
 from ml_factory.data.synthetic import (
     SyntheticMarket,
@@ -167,38 +162,6 @@ def verdict_of(kind: str, seed: int, models: list[str]) -> dict:
     }  # fmt: skip
 
 
-def code_behind() -> str:
-    """Return the hash of the code that figures come from: other code is another cell."""
-    return source_hash()[:12]
-
-
-def cells(chosen: argparse.Namespace) -> Iterator[dict]:
-    """Yield the requested cells in the order of the work: the fields of a line other than the results."""
-    given = {"days": chosen.days, "split": chosen.split, "settings": dict(map(setting, chosen.set))}
-    for kind in chosen.kinds:
-        for seed in chosen.seeds:
-            for name in chosen.models:
-                about = {"benchmark": "edge", "market": kind, "model": name, "seed": seed}
-                yield about | given | {"code": code_behind()}
-
-
-def finished(path: Path | None, cell: Mapping) -> bool:
-    """Return whether a complete line of the file has this cell."""
-    text = path.read_text() if path is not None and path.exists() else ""
-    lines = text[: text.rfind("\n") + 1].splitlines()  # a line without an end was cut off: it is done again
-    return any(cell.items() <= json.loads(line).items() for line in lines)
-
-
-def keep(path: Path | None, line: Mapping) -> None:
-    """Add one line; what an interruption left of one goes."""
-    if path is None:
-        return
-    with path.open("ab+") as file:
-        file.seek(0)
-        file.truncate(file.read().rfind(b"\n") + 1)
-        file.write(json.dumps(line).encode() + b"\n")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", default=available_models())
@@ -208,28 +171,22 @@ def main() -> None:
     parser.add_argument("--split", choices=["validation", "test"], default="test", help="the evaluated rows")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings over the defaults")
-    parser.add_argument("--done", type=Path, help="file of finished lines: they are skipped, new ones are added")
     parser.add_argument("--verdicts", action="store_true", help="answers of the suite on DEMO and DEMO-NULL")
     chosen = parser.parse_args()
+    seeds_of_kinds = list(itertools.product(chosen.kinds, chosen.seeds))
     if chosen.verdicts:
-        for seed in chosen.seeds:
-            for kind in chosen.kinds:
-                cell = {"benchmark": "verdict", "market": kind, "seed": seed, "models": chosen.models}
-                if not finished(chosen.done, cell):
-                    line, taken = timed(lambda kind=kind, seed=seed: verdict_of(kind, seed, chosen.models))
-                    print_json(**cell, **line, cpu_s=digits(taken.cpu, 3))
-                    keep(chosen.done, cell | line)
+        for kind, seed in seeds_of_kinds:
+            line, taken = timed(lambda kind=kind, seed=seed: verdict_of(kind, seed, chosen.models))
+            print_json(benchmark="verdict", market=kind, seed=seed, **line, cpu_s=digits(taken.cpu, 3))
         return
-    made = lru_cache(maxsize=1)(rows_of)
-    for cell in list(cells(chosen)):  # what is hashed is what was imported, whatever is edited meanwhile
-        if finished(chosen.done, cell):
-            continue
-        rows = made(cell["market"], cell["seed"], cell["days"])
-        model = build_model(cell["model"], seed=cell["seed"], threads=chosen.threads, **cell["settings"])
-        found, taken = timed(lambda rows=rows, model=model: evaluated(rows, model, chosen.split))
-        line = cell | found | {"cpu_s": digits(taken.cpu, 3)}
-        print_json(**line)
-        keep(chosen.done, line)
+    settings = dict(map(setting, chosen.set))
+    for kind, seed in seeds_of_kinds:
+        rows = rows_of(kind, seed, chosen.days)
+        for name in chosen.models:
+            model = build_model(name, seed=seed, threads=chosen.threads, **settings)
+            found, taken = timed(lambda rows=rows, model=model: evaluated(rows, model, chosen.split))
+            facts = {"market": kind, "model": name, "seed": seed, "days": chosen.days, "split": chosen.split}
+            print_json(benchmark="edge", **facts, settings=settings, **found, cpu_s=digits(taken.cpu, 3))
 
 
 if __name__ == "__main__":

@@ -7,9 +7,8 @@ turns:
   bar_p50_ms, bar_p99_ms  wall of one raw bar that completes a row, with its features, by `PredictionStream.push`
   rows_per_s              of 4,096 feature rows at once, the best of the repeats
   mb                      the bundle's bytes without the graph, or the graph's
-  cold_cpu_s, imports_cpu_s, packages_cpu_s  CPU seconds of a process that loads the bundle and predicts, of one that
-                          imports the same modules of the same libraries (numba and pandas import most of theirs on
-                          first use), and of one that imports the packages by name; in turns, medians of the repeats
+  cold_cpu_s, imports_cpu_s  CPU seconds of a process that loads the bundle and predicts, and of one that imports the
+                          same modules of the same libraries; in turns, medians of the repeats
   log_loss                on the test rows; int8 (networks alone) has int8 weights of matrix products
 """
 
@@ -42,16 +41,13 @@ NETWORKS = ("lstm", "gru", "tcn", "patchtst", "itransformer", "tft")
 COLD = "import sys, pandas; from ml_factory import Bundle"
 COLD += "; Bundle.load(sys.argv[1]).predict(pandas.read_parquet(sys.argv[2]))"
 LIST = COLD + "; print(*(name for name in sys.modules if name.partition('.')[0] not in ('ml_factory', '__main__')))"
-PACKAGES = "import pandas, pyarrow, numba, exchange_calendars, importlib, sys; importlib.import_module(sys.argv[1])"
-IMPORTS = (
-    PACKAGES
-    + """
+IMPORTS = """
+import importlib, sys
 from contextlib import suppress
-for name in sys.argv[2].split():
+for name in sys.argv[1].split():
     with suppress(Exception):  # names that a package put there itself
         importlib.import_module(name)
 """
-)
 
 
 def as_graph(bundle: Bundle, name: str, graph: bytes) -> Bundle:
@@ -90,11 +86,10 @@ def child_cpu(code: str, *arguments: object) -> float:
     return after.children_user + after.children_system - before.children_user - before.children_system
 
 
-def cold_start(bundle: Path, bars: Path, library: str, repeats: int) -> dict[str, float]:
-    """CPU seconds of a cold start and of the imports alone, the three in turns."""
+def cold_start(bundle: Path, bars: Path, repeats: int) -> dict[str, float]:
+    """CPU seconds of a cold start and of the imports alone, the two in turns."""
     listed = subprocess.run([sys.executable, "-c", LIST, bundle, bars], check=True, capture_output=True, text=True)
-    calls = {"cold_cpu_s": (COLD, bundle, bars), "imports_cpu_s": (IMPORTS, library, listed.stdout),
-             "packages_cpu_s": (PACKAGES, library)}  # fmt: skip
+    calls = {"cold_cpu_s": (COLD, bundle, bars), "imports_cpu_s": (IMPORTS, listed.stdout)}
     taken = [{name: child_cpu(*call) for name, call in calls.items()} for _ in range(repeats)]
     return {name: digits(statistics.median(one[name] for one in taken)) for name in calls}
 
@@ -128,8 +123,7 @@ def measure(workspace: Workspace, model: str, options: argparse.Namespace) -> No
         options.repeats + 1,
     )
     waits = {name: bar_seconds(one, bars, options.bars) for name, one in forms.items()}
-    library = "torch" if model in NETWORKS else {"linear": "scipy"}.get(model, model)
-    cold = cold_start(paths["bundle"], workspace.raw_bars("DEMO"), library, options.repeats)
+    cold = cold_start(paths["bundle"], workspace.raw_bars("DEMO"), options.repeats)
     for name, one in forms.items():
         p50, p99 = np.percentile(waits[name], [50, 99]) * 1e3
         line = {

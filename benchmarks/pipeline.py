@@ -1,22 +1,22 @@
-"""`pipeline.prepare` compared with pandas + scikit-learn and with TA-Lib + polars, in turns in one run.
+"""`pipeline.prepare` compared with TA-Lib + polars, in turns in one run.
 
     python -m benchmarks.pipeline [--rows 3500000] [--repeats 3] [--data bars.parquet --symbol NQ]
                                     [--only compare every peak growth]
 
 One JSON line a measurement: wall and CPU seconds (the best of the repeats), the median wall, rows a second, and how
 many times the seconds of `prepare`. Each side starts from the same Parquet file of one-minute bars. Base bars of one
-minute, and 89 columns that every side makes: momentum and volatility on 1, 15 and 60 minutes.
+minute, and 89 columns that both sides make: momentum and volatility on 1, 15 and 60 minutes.
 
   compare   `prepare`: what a user runs, from the file to features, labels, splits, scaler and certificate, with the
-            seconds of each phase. `prepare, shared steps`: the sum of its phases that all sides have (reading,
-            checking, columns, file). The other sides: reading, columns, a robust scaler fitted on the first 70 % of
+            seconds of each phase. `prepare, shared steps`: the sum of its phases that both sides have (reading,
+            checking, columns, file). The peer: reading, columns, a robust scaler fitted on the first 70 % of
             the rows, and an uncompressed Parquet file. Files lie in memory where the system has files there
   every     `prepare` with every column that the library has
   peak      most memory of each side in a process of its own, above its imports; `prepare` with half of the rows as well
   growth    slope of log time on log rows of `prepare`, 0.5 to 14 million (49 columns); only when asked for
 
-Before the clock runs all sides are compared column by column, once the longest recursion has forgotten its start:
-within 1e-6 of the column's deviation and float32's rounding, and within `LOOSER` where a package's running sums lose
+Before the clock runs both sides are compared column by column, once the longest recursion has forgotten its start:
+within 1e-6 of the column's deviation and float32's rounding, and within `LOOSER` where TA-Lib's running sums lose
 digits; `_comparable` lists the rows that are left out. Scalers agree within 1e-3 of a quartile distance. The bars come
 from a synthetic 24-hour market unless a file is named.
 """
@@ -26,7 +26,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -34,16 +34,18 @@ import numpy as np
 import pandas as pd
 import psutil
 
-from benchmarks.market import COLUMNS, MADE_UP, file_bars, market_bars
+from benchmarks import talib_polars
 from benchmarks.measure import best, digits, in_turns, peak_memory, print_json, rated, seconds, timed, times
-from benchmarks.peers import pandas_sklearn, talib_polars
 from ml_factory import Workspace, pipeline
-from ml_factory.data.sessions import MINUTE_NS, MarketSpec
+from ml_factory.data.resample import resample_bars
+from ml_factory.data.sessions import MINUTE_NS, MarketSpec, resolve_market_spec
 from ml_factory.datasets.scaling import IQR_OF_NORMAL, RobustScaler
 from ml_factory.features.build import FeatureRows, FeatureSpec, build_features, feature_column_names
 from ml_factory.settings import DataSpec
 
-SIDES = ("prepare", "polars", "pandas")
+SIDES = ("prepare", "polars")
+COLUMNS = ("open", "high", "low", "close", "volume")
+MADE_UP = MarketSpec("BTC", "24h", None, True)
 PARTS = ("compare", "every", "peak", "growth")
 FRAMES = (15, 60)
 SPEC = FeatureSpec(base_minutes=1, frames=FRAMES, families=("momentum", "volatility"))
@@ -55,12 +57,29 @@ HORIZON = 20
 TRAIN = 0.7
 FORGOTTEN = 640 * max(FRAMES)  # rows after which every recursion has forgotten how it was started
 FEW = 60_000  # rows that warm a side up
-# Where running sums lose digits (a correlation above 0.9999 is asked as well): variances of prices, powers of returns.
-LOOSER = {
-    "pandas": {"slope_24": 1e-4, "slope_fit_24": 5e-4, "bollinger_place_20": 2e-3, "bollinger_width_20": 2e-5,
-               "squeeze_20": 1e-4, "skew_48": 1e-4, "kurtosis_48": 1e-4},
-    "polars": {"skew_48": 1e-4, "kurtosis_48": 0.1},
-}  # fmt: skip
+# Where running sums of powers of returns lose digits (a correlation above 0.9999 is asked as well).
+LOOSER = {"skew_48": 1e-4, "kurtosis_48": 0.1}
+
+
+def market_bars(rows: int, seed: int = 0) -> pd.DataFrame:
+    """A 24-hour market with one minute in twenty missing, and some hours."""
+    rng = np.random.default_rng(seed)
+    minute = np.cumsum(1 + (rng.random(rows) < 0.05) + 300 * (rng.random(rows) < 1e-5))
+    close = np.round(20_000 * np.exp(np.cumsum(rng.normal(0, 2e-4, rows))), 2)
+    opens = np.concatenate([close[:1], close[:-1]])
+    spread = np.round(rng.exponential(2, (2, rows)), 2)
+    prices = opens, np.maximum(opens, close) + spread[0], np.minimum(opens, close) - spread[1], close
+    start = np.datetime64("2015-01-01", "ns").astype(np.int64) + minute * MINUTE_NS
+    table = dict(zip(COLUMNS, (*prices, rng.integers(1, 500, rows).astype(float)), strict=True))
+    return pd.DataFrame(table, index=pd.DatetimeIndex(start.astype("datetime64[ns]"), tz="UTC", name="timestamp"))
+
+
+def file_bars(path: str, symbol: str) -> tuple[pd.DataFrame, MarketSpec]:
+    """A file of checked one-minute bars with a column `timestamp`; only those inside the market's sessions."""
+    bars = pd.read_parquet(path).set_index("timestamp").astype(float)
+    market = resolve_market_spec(symbol, bars)
+    inside = resample_bars(bars, market, 1).start
+    return bars[np.isin(bars.index.as_unit("ns").asi8, inside)], market
 
 
 def prepare(file: Path, folder: Path, market: MarketSpec, spec: FeatureSpec = SPEC) -> object:
@@ -72,19 +91,17 @@ def prepare(file: Path, folder: Path, market: MarketSpec, spec: FeatureSpec = SP
     return made
 
 
-def with_packages(side: str, file: Path, folder: Path, first: int) -> dict[str, np.ndarray]:
-    """Read, make the columns, fit the scaler on the first 70 % of the rows and write, with the packages of a side."""
-    peer = {"polars": talib_polars, "pandas": pandas_sklearn}[side]
+def with_packages(file: Path, folder: Path, first: int) -> dict[str, np.ndarray]:
+    """Read, make the columns, fit the scaler on the first 70 % of the rows and write, with TA-Lib and polars."""
     bars = pd.read_parquet(file).set_index("timestamp")
-    given = talib_polars.table(bars) if side == "polars" else bars
-    made = peer.features(given, FRAMES)
-    peer.fit(made, first, first + int(TRAIN * (len(bars) - first)))
-    peer.write(made, str(folder / "columns.parquet"))
+    made = talib_polars.features(talib_polars.table(bars), FRAMES)
+    talib_polars.fit(made, first, first + int(TRAIN * (len(bars) - first)))
+    talib_polars.write(made, str(folder / "columns.parquet"))
     return made
 
 
 def agree(file: Path, folder: Path, market: MarketSpec) -> FeatureRows:
-    """Compare every column of every side with the stored ones of `prepare`; a difference is an AssertionError."""
+    """Compare every column of the peer with the stored ones of `prepare`; a difference is an AssertionError."""
     bars = pd.read_parquet(file).set_index("timestamp")
     prepare(file, folder, market)
     stored = pipeline.load_features(Workspace(folder / "workspace"), market.symbol)
@@ -93,25 +110,22 @@ def agree(file: Path, folder: Path, market: MarketSpec) -> FeatureRows:
     assert np.array_equal(stored.to_numpy(), ours.values), "other numbers are stored"
     begin, stop = max(ours.first, FORGOTTEN), ours.first + int(TRAIN * len(ours))
     scaler = RobustScaler.fit(ours.values, np.arange(begin - ours.first, stop - ours.first))
-    for side, peer in (("polars", talib_polars), ("pandas", pandas_sklearn)):
-        columns = with_packages(side, file, folder, begin)
-        assert sorted(columns) == sorted(ours.names), f"{side}: other columns"
-        worst = max(_compare(side, ours, columns), key=lambda found: found["of_allowed"])
-        center, scale = peer.fit(columns, begin, stop)
-        order = [list(columns).index(column) for column in ours.names]
-        miss = np.abs(center[order] - scaler.center) / scaler.scale
-        miss = np.maximum(miss, np.abs(scale[order] / scaler.scale / IQR_OF_NORMAL - 1))
-        # Columns whose half is one value have a scale of their own in each library.
-        miss = np.where(scale[order] > 0, miss, 0.0)
-        assert miss.max() < 1e-3, f"{side}: another scaler for {ours.names[int(miss.argmax())]}, {miss.max()}"
-        left_out = {frame or "1m": int((~kept).sum()) for frame, kept in _comparable(ours).items()}
-        print_json(
-            bench="pipeline equality", side=side, rows=len(ours), left_out=left_out, columns=len(columns), worst=worst
-        )
+    columns = with_packages(file, folder, begin)
+    assert sorted(columns) == sorted(ours.names), "other columns"
+    worst = max(_compare(ours, columns), key=lambda found: found["of_allowed"])
+    center, scale = talib_polars.fit(columns, begin, stop)
+    order = [list(columns).index(column) for column in ours.names]
+    miss = np.abs(center[order] - scaler.center) / scaler.scale
+    miss = np.maximum(miss, np.abs(scale[order] / scaler.scale / IQR_OF_NORMAL - 1))
+    # Columns whose half is one value have a scale of their own in each library.
+    miss = np.where(scale[order] > 0, miss, 0.0)
+    assert miss.max() < 1e-3, f"another scaler for {ours.names[int(miss.argmax())]}, {miss.max()}"
+    left_out = {frame or "1m": int((~kept).sum()) for frame, kept in _comparable(ours).items()}
+    print_json(bench="pipeline equality", rows=len(ours), left_out=left_out, columns=len(columns), worst=worst)
     return ours
 
 
-def _compare(side: str, ours: FeatureRows, columns: dict[str, np.ndarray]) -> Iterator[dict]:
+def _compare(ours: FeatureRows, columns: dict[str, np.ndarray]) -> Iterator[dict]:
     skip = max(FORGOTTEN - ours.first, 0)
     masks = {frame: mask[skip:] for frame, mask in _comparable(ours).items()}
     for place, name in enumerate(ours.names):
@@ -120,12 +134,12 @@ def _compare(side: str, ours: FeatureRows, columns: dict[str, np.ndarray]) -> It
         want = ours.values[skip:, place].astype(np.float64)
         got = columns[name][len(columns[name]) - len(want) :].astype(np.float64)
         want, got = want[kept], got[kept]
-        assert np.isfinite(got).all(), f"{side}: {name} is not finite"
-        allowed = LOOSER.get(side, {}).get(column, 1e-6)
+        assert np.isfinite(got).all(), f"{name} is not finite"
+        allowed = LOOSER.get(column, 1e-6)
         # float32 rounds to 6e-8 of the value, on each side.
         miss = max(float(np.max(np.abs(got - want) - 1.2e-7 * np.abs(want))) / want.std(), 0.0)
-        assert miss <= allowed, f"{side}: {name} differs by {miss:.2e} deviations, allowed {allowed:.0e}"
-        assert allowed == 1e-6 or np.corrcoef(want, got)[0, 1] > 0.9999, f"{side}: {name} is another column"
+        assert miss <= allowed, f"{name} differs by {miss:.2e} deviations, allowed {allowed:.0e}"
+        assert allowed == 1e-6 or np.corrcoef(want, got)[0, 1] > 0.9999, f"{name} is another column"
         yield {"column": name, "deviations": digits(miss, 2), "of_allowed": digits(miss / allowed, 2)}
 
 
@@ -149,16 +163,14 @@ def _comparable(ours: FeatureRows) -> dict[str, np.ndarray]:
 
 
 def compare(file: Path, folder: Path, market: MarketSpec, repeats: int, facts: dict) -> None:
-    """Time all sides in turns, after all of them agreed."""
+    """Time both sides in turns, after they agreed."""
     first = agree(file, folder, market).first
     phases: list[pd.Series] = []
 
     def ours() -> None:
         phases.append(prepare(file, folder, market).phases["seconds"].groupby(level=0, sort=False).sum())
 
-    calls: dict[str, Callable[[], object]] = {"prepare": ours}
-    calls |= {side: partial(with_packages, side, file, folder, first) for side in SIDES[1:]}
-    clocks = in_turns(calls, repeats)
+    clocks = in_turns({"prepare": ours, "polars": partial(with_packages, file, folder, first)}, repeats)
     least = pd.concat(phases, axis=1).min(axis=1)
     print_json(
         bench="pipeline phases", side="prepare", **facts, seconds={name: digits(x, 3) for name, x in least.items()}
@@ -182,7 +194,7 @@ def every(file: Path, folder: Path, market: MarketSpec, repeats: int, facts: dic
 def peak(side: str, file: Path, folder: Path, market: MarketSpec, imported: int, facts: dict) -> None:
     """Report the memory of one run of one side above its imports; in a process of its own."""
     with peak_memory() as found:
-        prepare(file, folder, market) if side == "prepare" else with_packages(side, file, folder, 5000)
+        prepare(file, folder, market) if side == "prepare" else with_packages(file, folder, 5000)
     matrix, used = facts["rows"] * facts["columns"] * 4, found["bytes"] - imported
     sizes = {"matrix_gb": digits(matrix / 1e9), "peak_gb": digits(used / 1e9), "times_matrix": digits(used / matrix, 3)}
     print_json(bench="pipeline peak", side=side, **facts, **sizes)

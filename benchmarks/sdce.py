@@ -100,11 +100,6 @@ def speed(text: str, steps: int = 4) -> None:
                 times_cpu=digits(best(taken["online"]).cpu / best(taken["cached"]).cpu))  # fmt: skip
 
 
-def _take_steps(run: TrainingState, feed: BatchLoader, loss: SurrogateLoss, steps: int) -> None:
-    for _ in range(steps):
-        take_training_step(run, feed, loss)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("losses", "speed"))

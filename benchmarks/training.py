@@ -1,6 +1,6 @@
-"""Trainings of networks measured: windows, the loop's own share, the linear model, compilers.
+"""Trainings of networks measured: windows, the loop's own share, compilers.
 
-    make bench BENCH=training                        # builds what it needs, then all of it: less than eight minutes
+    make bench BENCH=training                        # less than eight minutes
     python -m benchmarks.training --only windows loop
 
 One JSON line a measurement, with what was wanted. Scans are compared where XLA is (.venv-xla), in a process of its own;
@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.measure import digits, in_turns, median_ratio, median_wall, print_json, seconds
 from ml_factory.datasets.windows import Windows
-from ml_factory.models.registry import build_model, find_model_spec, resolve_registry_entry
+from ml_factory.models.registry import find_model_spec, resolve_registry_entry
 from ml_factory.training.batches import BatchLoader
 from ml_factory.training.device import Device, pick_device
 from ml_factory.training.loop import run_training_loop
@@ -205,30 +205,9 @@ def loop(repeats: int, steps: int = 12) -> None:
         )  # fmt: skip
 
 
-def linear(repeats: int, least: int = 4096, doublings: int = 3) -> None:
-    """Seconds of a fit over its rows, an epoch each: the slope of their logarithms."""
-    sizes = [least << number for number in range(doublings + 1)]
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(sizes[-1], 24, 16)).astype("f"), rng.integers(-1, 2, sizes[-1])
-
-    def fits(rows: int) -> Callable[[], None]:
-        settings = {"lookback": 24, "hidden": 32, "epochs": 1, "device": "cpu"}
-        return lambda: build_model("lstm", **settings).fit(x[:rows], y[:rows])
-
-    sides = {str(rows): fits(rows) for rows in sizes}
-    in_turns({str(least): sides[str(least)]}, 1)
-    runs = in_turns(sides, repeats)
-    clocks = [median_wall(taken) for taken in runs.values()]
-    slope = np.polyfit(np.log(sizes), np.log(clocks), 1)[0]
-    print_json(
-        bench="training", part="rows", sizes=sizes, median_wall_s=[digits(clock) for clock in clocks],
-        slope=digits(float(slope), 3), wanted="1: linear",
-    )  # fmt: skip
-
-
 # ---- all of it -----------------------------------------------------------------------------------------------------
 
-HERE = {"windows": windows, "loop": loop, "rows": linear}
+HERE = {"windows": windows, "loop": loop}
 # part -> (its module, its environment, what builds that)
 ELSEWHERE = {
     "scan": ("benchmarks.training_scan", ".venv-xla", "make test-xla"),

@@ -1,4 +1,4 @@
-"""What the users' guides promise, entry by entry: docs/guide.md has a row for each, and each row names its test.
+"""What the users' guides promise, entry by entry: docs/guides.md has a row for each, and each row names its test.
 
 The guides themselves are not part of the project: their headings stand here, and snippets in this project's own words.
 """
@@ -34,7 +34,7 @@ from utils.colab_setup import estimate_training_time_remaining, setup_colab_envi
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "colab_notebooks"
-GUIDE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "docs" / "guides.md").read_text(encoding="utf-8")
 # Headings under which a guide promises something; those that only group others are left out.
 COLAB = (
     "Overview", "1. Upload Data to Google Drive", "2. Open Notebooks in Colab", "3. Run Notebooks in Sequence",
@@ -70,8 +70,8 @@ FAMILIES = {
 
 
 def rows(section: str) -> list[list[str]]:
-    """The cells of every table row below a heading of docs/guide.md, up to the next one."""
-    text = GUIDE.split(f"### {section}\n", 1)[1].split("\n#", 1)[0]
+    """The cells of every table row below a heading of docs/guides.md, up to the next one."""
+    text = GUIDE.split(f"## {section}\n", 1)[1].split("\n#", 1)[0]
     lines = [line for line in text.splitlines() if line.startswith("|") and not line.startswith("|---")]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 

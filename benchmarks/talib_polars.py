@@ -1,4 +1,4 @@
-"""The same columns with the best public packages joined: TA-Lib and numpy for the columns, polars for frames and files.
+"""The peer of `benchmarks.pipeline`: momentum and volatility columns by TA-Lib, numpy and polars, on three frames.
 
 TA-Lib wherever it has the function or the running sum it is made of, which is faster than polars and pandas; numpy in
 between, in two threads, since both let go of the interpreter while they work.
@@ -14,8 +14,7 @@ import numpy as np
 import polars as pl
 import talib
 
-from benchmarks.peers.pandas_sklearn import FLOOR
-
+FLOOR = 1e-6
 THREADS = 2
 PRICES = ("open", "high", "low", "close")
 

@@ -1,1 +1,0 @@
-"""The benchmarks' other sides: the same numbers, made with the best public packages."""
