@@ -30,7 +30,7 @@ custom = LazyModule("ml_factory.features.custom")
 validation, rolls = LazyModule("ml_factory.data.validation"), LazyModule("ml_factory.data.rolls")
 settings_module = LazyModule("ml_factory.settings")
 address = LazyModule("ml_factory.data.databases.address")
-database_selection = LazyModule("ml_factory.data.databases.selection")
+selected_rows = LazyModule("ml_factory.data.databases.selected_rows")
 
 
 def export_data(
@@ -55,12 +55,12 @@ def export_data(
         symbol_column: Empty: symbol, ticker, instrument, ...
     """
     address.parse_database_address(source)
-    database_selection.check_output_format(output)
+    selected_rows.check_output_format(output)
     rows = {
         "table": table, "symbol": symbol, "start": start, "end": end, "columns": split_commas(columns) or None,
         "time_column": time_column, "symbol_column": symbol_column,
     }  # fmt: skip
-    database_selection.RowSelection(**rows)
+    selected_rows.RowSelection(**rows)
     with cli_progress_bars(as_json, what="exporting"):
         result = pipeline.export_data(source, output, **rows)
     print_cli_result(result, as_json)

@@ -27,7 +27,9 @@ _MOST_OF_TEXT, _MOST_OF_COLUMNS = 50, 400  # times its stored size: bars grow 5 
 _EXACT = {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
 
 
-def read_bars_table(path: str | os.PathLike, *, delimiter: str | None = None, skip_bad: bool = False) -> pd.DataFrame:
+def read_bars_table(
+    path: str | os.PathLike, *, copy: Path | None = None, delimiter: str | None = None, skip_bad: bool = False
+) -> pd.DataFrame:
     """Read the table in a Parquet or CSV file (also .gz), whatever its columns.
 
     Notes about the table are in `.attrs["notes"]`.
@@ -35,6 +37,7 @@ def read_bars_table(path: str | os.PathLike, *, delimiter: str | None = None, sk
     Parameters
     ----------
     path : also gs://bucket/folder/file, which is downloaded once
+    copy : a copy of the file, read in its place; messages name `path`
     delimiter : of a CSV; None: inferred from its first lines (comma, semicolon, tab or bar)
     skip_bad : leave out lines of a CSV with another number of fields; `.attrs["skipped"]` has their (number, text)
 
@@ -43,8 +46,14 @@ def read_bars_table(path: str | os.PathLike, *, delimiter: str | None = None, sk
     BarsError : the file is absent, empty, truncated or of another format
     """
     path = resolve_bars_file(path)
-    check_file_exists(path)
-    return read_copied_bars_table(path, path, delimiter=delimiter, skip_bad=skip_bad)
+    local = check_file_exists(path) if copy is None else copy
+    head = _first_bytes(path, local)
+    if head[:4] == b"PK\x03\x04":
+        step = "save the sheet or the archive's table as CSV or Parquet"
+        raise BarsError("This is a workbook or an archive", where=path, wanted="Parquet or CSV", next_step=step)
+    if head[:4] == b"PAR1" or path.suffix.lower() in (".parquet", ".pq"):
+        return _read_parquet(path, local)
+    return _read_csv(path, local, head, delimiter, skip_bad)
 
 
 def resolve_bars_file(source: str | os.PathLike) -> Path:
@@ -53,19 +62,6 @@ def resolve_bars_file(source: str | os.PathLike) -> Path:
     if "://" in address or mount_of(address):
         return importlib.import_module("ml_factory.storage.mirror").fetch_file(address)
     return Path(source).expanduser()
-
-
-def read_copied_bars_table(
-    path: Path, local: Path, *, delimiter: str | None = None, skip_bad: bool = False
-) -> pd.DataFrame:
-    """Read `local`, a copy of `path`, which messages name; otherwise as `read_bars_table`."""
-    head = _first_bytes(path, local)
-    if head[:4] == b"PK\x03\x04":
-        step = "save the sheet or the archive's table as CSV or Parquet"
-        raise BarsError("This is a workbook or an archive", where=path, wanted="Parquet or CSV", next_step=step)
-    if head[:4] == b"PAR1" or path.suffix.lower() in (".parquet", ".pq"):
-        return _read_parquet(path, local)
-    return _read_csv(path, local, head, delimiter, skip_bad)
 
 
 def _first_bytes(path: Path, local: Path) -> bytes:
@@ -98,13 +94,12 @@ def _check_expansion(path: Path, stored: int, expanded: float, most: int) -> Non
 
 def _read_gzip(path: Path, local: Path) -> bytes:
     """Read a compressed file piece by piece, so that a bomb is refused while it is small."""
-    stored, pieces, size = local.stat().st_size, [], 0
+    content = bytearray()
     with gzip.open(local) as file:
         while piece := file.read(_PIECE):
-            size += len(piece)
-            _check_expansion(path, stored, size, _MOST_OF_TEXT)
-            pieces.append(piece)
-    return b"".join(pieces)
+            content += piece
+            _check_expansion(path, local.stat().st_size, len(content), _MOST_OF_TEXT)
+    return bytes(content)
 
 
 def _read_parquet(path: Path, local: Path) -> pd.DataFrame:
@@ -116,10 +111,8 @@ def _read_parquet(path: Path, local: Path) -> pd.DataFrame:
     except BarsError:
         raise
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        with open(local, "rb") as file:
-            begin = file.read(4)
-            file.seek(max(0, local.stat().st_size - 4))
-            whole = begin == b"PAR1" and file.read(4) == b"PAR1"
+        content = local.read_bytes()
+        whole = content[:4] == content[-4:] == b"PAR1"
         got = str(error).splitlines()[0] if whole else "a Parquet file that is cut short, or another format"
         step = "download or export the file again"
         raise BarsError("This Parquet file cannot be read", where=path, got=got, next_step=step) from error
@@ -136,15 +129,18 @@ def _read_csv(path: Path, local: Path, head: bytes, delimiter: str | None, skip_
         raise BarsError("This file is neither Parquet nor text", where=path, got=got, next_step=step) from error
     except (EOFError, OSError, zlib.error) as error:
         raise BarsError("This file is cut short", where=path, got=error, next_step="download it again") from error
+    skipped = []
     try:
-        text, skipped = _without_ragged(text, delimiter) if skip_bad else (text, [])
         width, delimiter = _check_layout(path, text, delimiter)
+        if skip_bad and (skipped := _ragged_lines(text, delimiter, width)):
+            left_out = {number for number, _ in skipped}
+            text = "".join(f"{line}\n" for number, line in enumerate(text.splitlines(), 1) if number not in left_out)
+        _check_ends(path, text, delimiter, width)
+        table = pd.read_csv(io.StringIO(text), sep=delimiter, skipinitialspace=True, low_memory=False, **_EXACT)
     except csv.Error as error:
         raise BarsError("This is not a table of bars", where=path, got=error, next_step="export it again") from error
-    try:
-        table = pd.read_csv(io.StringIO(text), sep=delimiter, skipinitialspace=True, low_memory=False, **_EXACT)
     except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
-        ragged = _without_ragged(text, delimiter)[1]
+        ragged = _ragged_lines(text, delimiter, width)
         shown = "; ".join(f"line {number}: {line[:80]!r}" for number, line in ragged[:10])
         shown += f"; and {len(ragged) - 10:,} more" if len(ragged) > 10 else ""
         got = shown or str(error).removeprefix("Error tokenizing data. C error: ").strip()
@@ -159,49 +155,43 @@ def _read_csv(path: Path, local: Path, head: bytes, delimiter: str | None, skip_
     return table
 
 
-def _without_ragged(text: str, delimiter: str | None) -> tuple[str, list[tuple[int, str]]]:
-    """Remove lines whose number of fields differs from the first; return the text and (number from 1, line)."""
-    lines = text.splitlines()
-    first = next((line for line in lines if line.strip()), "")
-    delimiter = delimiter or max(DELIMITERS, key=first.count)
-    width = len(next(csv.reader([first], delimiter=delimiter, skipinitialspace=True), []))
-    bad = []
-    for number, line in enumerate(lines, start=1):
-        if line.count(delimiter) + 1 == width or not line.strip():
-            continue
-        if len(next(csv.reader([line], delimiter=delimiter, skipinitialspace=True))) != width:  # quotes are rare
-            bad.append((number, line))
-    left_out = {number for number, _ in bad}
-    kept = text if not bad else "\n".join(line for number, line in enumerate(lines, 1) if number not in left_out) + "\n"
-    return kept, bad
+def _fields(line: str, delimiter: str) -> list[str]:
+    return next(csv.reader([line], delimiter=delimiter, skipinitialspace=True), [])
+
+
+def _ragged_lines(text: str, delimiter: str, width: int) -> list[tuple[int, str]]:
+    """Return (number from 1, line) of the lines with another number of fields than the first."""
+    return [
+        (number, line) for number, line in enumerate(text.splitlines(), 1)
+        if line.count(delimiter) + 1 != width and line.strip() and len(_fields(line, delimiter)) != width
+    ]  # fmt: skip
 
 
 def _check_layout(path: Path, text: str, delimiter: str | None) -> tuple[int, str]:
-    """Return the number of fields and the delimiter; refuse text that pandas would silently misread."""
-    lines = [line for line in text[:_HEAD_BYTES].splitlines() if line.strip()]
-    lines = lines[:50] if len(lines) > 50 or len(text) <= _HEAD_BYTES else lines[:-1]
-    if not lines:
-        raise BarsError("No lines found", where=path, got="blank text", next_step="export the file again")
-    delimiter = delimiter or max(DELIMITERS, key=lambda mark: lines[0].count(mark))
-    rows = list(csv.reader(lines, delimiter=delimiter, skipinitialspace=True))
-    header = rows[0]
+    """Return the number of fields and the delimiter; refuse text without a header."""
+    first = next((line for line in text[:_HEAD_BYTES].splitlines() if line.strip()), "")
+    delimiter = delimiter or max(DELIMITERS, key=first.count)
+    header, got = _fields(first, delimiter), f"first line {first[:80]!r}"
     if len(header) < 5:
-        got = f"first line {lines[0][:80]!r}"
         wanted = "column names separated by comma, semicolon, tab or '|'"
         raise BarsError("No columns found", where=path, got=got, wanted=wanted, next_step="give another delimiter")
-    if not any(any(letter.isalpha() for letter in name) for name in header):
-        got, wanted = f"first line {lines[0][:80]!r}", "column names"
-        step = delimiter.join(("timestamp", "open", "high", "low", "close", "volume"))
-        raise BarsError("The first line is no header", where=path, got=got, wanted=wanted, next_step=f"add: {step}")
-    for number, row in enumerate(rows[1:], start=2):
-        if len(row) > len(header):
+    if not any(letter.isalpha() for name in header for letter in name):
+        step = "add: " + delimiter.join(("timestamp", "open", "high", "low", "close", "volume"))
+        raise BarsError("The first line is no header", where=path, got=got, wanted="column names", next_step=step)
+    return len(header), delimiter
+
+
+def _check_ends(path: Path, text: str, delimiter: str, width: int) -> None:
+    """Refuse text that pandas would silently misread: first lines longer than the header, and a last one cut short."""
+    wanted = f"{width} as in the first line"
+    for number, line in enumerate(text[:_HEAD_BYTES].splitlines()[:50], start=1):
+        if len(row := _fields(line, delimiter)) > width:
             step = "if the prices have decimal commas, export with semicolons or put them in quotes"
-            got, wanted = f"{len(row)} fields in line {number}", f"{len(header)} as in the first line"
+            got = f"{len(row)} fields in line {number}"
             raise BarsError("Lines longer than the header", where=path, got=got, wanted=wanted, next_step=step)
-    last = text.rstrip().splitlines()[-1] if len(text) <= _HEAD_BYTES else text[-4096:].rstrip().splitlines()[-1]
-    fields = len(next(csv.reader([last], delimiter=delimiter, skipinitialspace=True)))
-    if fields < len(header):
-        got, wanted = f"{fields} fields in the last line, {last[:60]!r}", f"{len(header)}"
+    last = text[-_HEAD_BYTES:].rstrip().splitlines()[-1]
+    fields = len(_fields(last, delimiter))
+    if fields < width:
+        got = f"{fields} fields in the last line, {last[:60]!r}"
         step = "the file is cut short: download it again, or delete its last line"
         raise BarsError("The last line is incomplete", where=path, got=got, wanted=wanted, next_step=step)
-    return len(header), delimiter

@@ -34,13 +34,10 @@ class BarFinding:
 
     def to_dict(self, limit: int | None = 20) -> dict:
         """Return JSON values: number of rows, their ranges as text, and the first `limit` rows (None: all)."""
-        facts = {
-            "kind": self.kind,
-            "severity": self.severity,
-            "count": len(self.rows),
-            "which": format_row_ranges(self.rows),
-        }
-        return facts | {"rows": [int(row) for row in self.rows[:limit]], "message": self.message}
+        return {
+            "kind": self.kind, "severity": self.severity, "count": len(self.rows),
+            "which": format_row_ranges(self.rows), "rows": self.rows[:limit].tolist(), "message": self.message,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -74,22 +71,16 @@ class BarReport:
 
     def to_dict(self, limit: int | None = 20) -> dict:
         """Return JSON values, with the first `limit` rows of each finding (None: all)."""
-        bounds = {name: None if when is None else when.isoformat() for name, when in self._bounds()}
-        numbers = {"rows": self.rows, **bounds, "minutes": self.minutes, "fingerprint": self.fingerprint}
-        return numbers | {"facts": dict(self.facts), "findings": [found.to_dict(limit) for found in self.findings]}
-
-    def to_frame(self) -> pd.DataFrame:
-        """Return one row for each finding: kind, severity, rows (count), which (ranges), message."""
-        table = [(f.kind, f.severity, len(f.rows), format_row_ranges(f.rows), f.message) for f in self.findings]
-        return pd.DataFrame(table, columns=["kind", "severity", "rows", "which", "message"])
+        first, last = (None if when is None else when.isoformat() for when in (self.first, self.last))
+        return {
+            "rows": self.rows, "first": first, "last": last, "minutes": self.minutes, "fingerprint": self.fingerprint,
+            "facts": dict(self.facts), "findings": [found.to_dict(limit) for found in self.findings],
+        }  # fmt: skip
 
     def summary(self) -> str:
         """Return a few lines of text."""
         head = f"{self.rows:,} bars of {self.minutes} min" + (f", {self.first} to {self.last}" if self.rows else "")
         return "\n".join([head, *(f"  {f.severity:8} {f.kind}: {f.message}" for f in self.findings)])
-
-    def _bounds(self) -> tuple:
-        return ("first", self.first), ("last", self.last)
 
 
 def raise_on_bar_findings(findings: Sequence[BarFinding], where: object) -> None:
@@ -99,10 +90,8 @@ def raise_on_bar_findings(findings: Sequence[BarFinding], where: object) -> None
     """
     if not findings:
         return
-    first, others = findings[0], findings[1:]
-    what = first.message + "".join(f"; also: {finding.message}" for finding in others)
-    step = first.next_step or "correct the file at its source and import it again"
-    error = BarsError(what, where=where or "bars", next_step=step)
+    step = findings[0].next_step or "correct the file at its source and import it again"
+    error = BarsError("; also: ".join(one.message for one in findings), where=where or "bars", next_step=step)
     error.findings = tuple(findings)
     raise error
 
@@ -115,12 +104,9 @@ def pluralize_count(number: int, noun: str, plural: str = "") -> str:
 def format_row_ranges(rows: np.ndarray, limit: int = 4) -> str:
     """Format rows in increasing order as ranges: '0-9, 17, 20-22, ...'."""
     rows = np.sort(rows)
-    edge = np.flatnonzero(np.diff(rows) != 1) + 1
-    spans = (
-        zip(rows[np.append(0, edge)][:limit], rows[np.append(edge, len(rows)) - 1], strict=False) if len(rows) else ()
-    )
-    shown = [f"{first}" if first == last else f"{first}-{last}" for first, last in spans]
-    return ", ".join(shown + ["..."] * (len(edge) + 1 > limit))
+    runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1) if len(rows) else []
+    shown = [f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:limit]]
+    return ", ".join(shown + ["..."] * (len(runs) > limit))
 
 
 def format_rows_with_times(rows: np.ndarray, stamps: Sequence | None = None, limit: int = 3) -> str:

@@ -22,11 +22,11 @@ the later close stands: a session then simply ends with its last bar.
 """
 
 import warnings
-from functools import lru_cache
 
 import exchange_calendars
 import numpy as np
 import pandas as pd
+from pandas.tseries.holiday import nearest_workday
 
 DAY_NS = 86_400_000_000_000
 YEARS = ("1970-01-01", "2099-12-31")
@@ -80,65 +80,36 @@ _SINGLE_DAYS = {
 }
 
 
-@lru_cache(maxsize=2)
-def _exchange_calendar(name: str) -> exchange_calendars.ExchangeCalendar:
-    """Load the calendar from `exchange_calendars`."""
+def exchange_days(calendar: str) -> tuple[np.ndarray, dict[int, int]]:
+    """Return the days (since 1970-01-01, increasing) on which the exchange trades, and the minute of each early close.
+
+    Minutes are those of the exchange's clock.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # raised by the package's own use of pandas
-        return exchange_calendars.get_calendar(name, start=YEARS[0], end=YEARS[1])
-
-
-def days_without_holidays(calendar: str) -> np.ndarray:
-    """Return the days since 1970-01-01 (int64, increasing) on which the exchange trades."""
-    held = _exchange_calendar(EXCHANGE[calendar]).sessions.as_unit("ns").asi8 // DAY_NS
+        book = exchange_calendars.get_calendar(EXCHANGE[calendar], start=YEARS[0], end=YEARS[1])
+    held = book.sessions.as_unit("ns").asi8 // DAY_NS
     if calendar not in _SHORT_DAYS:
-        return held
-    more = [_day(text) for text, groups in _SINGLE_DAYS.items() if calendar in groups]
-    return np.union1d(held, more).astype(np.int64)
-
-
-def holiday_early_closes(calendar: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return (days since 1970-01-01, increasing; minute on the exchange's clock of each early close)."""
-    calendar_table = _exchange_calendar(EXCHANGE[calendar])
-    if calendar not in _SHORT_DAYS:
-        closes = pd.DatetimeIndex(calendar_table.closes[calendar_table.early_closes]).tz_convert(calendar_table.tz)
-        minutes = (closes.hour * 60 + closes.minute).to_numpy(np.int64)
-        return calendar_table.early_closes.as_unit("ns").asi8 // DAY_NS, minutes
-    found = {}
-    for day, kind in _kinds_of_short_days(calendar_table).items():
-        found[day] = _minute(_SHORT_DAYS[calendar].get(kind, ()), day)
-    found |= {_day(text): groups[calendar] for text, groups in _SINGLE_DAYS.items() if calendar in groups}
-    found = {day: minute for day, minute in sorted(found.items()) if minute is not None}
-    return np.array(list(found), np.int64), np.array(list(found.values()), np.int64)
-
-
-def _kinds_of_short_days(calendar_table: exchange_calendars.ExchangeCalendar) -> dict[int, str]:
-    """Return the kind of each short day at CME by day since 1970-01-01."""
-    kinds = {}
-    for stamp in calendar_table.early_closes:
-        eve = stamp.month == 12
-        friday = stamp.month == 11 and stamp.day_of_week == 4
-        kinds[stamp.value // DAY_NS] = "christmas eve" if eve else "thanksgiving friday" if friday else "holiday"
+        closes = book.closes[book.early_closes].dt.tz_convert(book.tz)
+        minutes = (closes.dt.hour * 60 + closes.dt.minute).tolist()
+        return held, {day.value // DAY_NS: minute for day, minute in zip(closes.index, minutes, strict=True)}
+    kinds = {day: _kind_of_short_day(day) for day in book.early_closes}
     for year in range(1970, 2100):
-        third = _day(f"{year}-07-03")
-        if (third + 3) % 7 < 4:  # Monday to Thursday; day 0 was a Thursday. On a Friday it is the holiday itself
+        third = pd.Timestamp(year, 7, 3)
+        if third.day_of_week < 4:  # Monday to Thursday: on a Friday it is the holiday itself
             kinds[third] = "3 july"
         if year >= 2022:
-            kinds[_observed(_day(f"{year}-06-19"))] = "holiday"
-    return kinds
+            kinds[nearest_workday(pd.Timestamp(year, 6, 19))] = "holiday"
+    closes = {}
+    for day, kind in kinds.items():
+        valid = [minute for since, minute in _SHORT_DAYS[calendar].get(kind, ()) if day.year >= since]
+        closes[day] = valid[-1] if valid else _REGULAR
+    single = {pd.Timestamp(day): groups[calendar] for day, groups in _SINGLE_DAYS.items() if calendar in groups}
+    short = {day.value // DAY_NS: minute for day, minute in (closes | single).items() if minute is not None}
+    return np.union1d(held, [day.value // DAY_NS for day in single]).astype(np.int64), short
 
 
-def _minute(hours: tuple[tuple[int, int | None], ...], day: int) -> int | None:
-    """Return the closing minute that is valid in the day's year; None for the regular close."""
-    year = int(str(np.datetime64(day, "D"))[:4])
-    return next((minute for since, minute in reversed(hours) if year >= since), _REGULAR)
-
-
-def _observed(day: int) -> int:
-    """Return the weekday on which a holiday is observed: Friday for a Saturday, Monday for a Sunday."""
-    weekday = (day + 3) % 7
-    return day - (weekday == 5) + (weekday == 6)
-
-
-def _day(text: str) -> int:
-    return int(np.datetime64(text, "D").astype(np.int64))
+def _kind_of_short_day(day: pd.Timestamp) -> str:
+    if day.month == 12:
+        return "christmas eve"
+    return "thanksgiving friday" if day.month == 11 and day.day_of_week == 4 else "holiday"

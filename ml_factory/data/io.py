@@ -75,11 +75,9 @@ def import_bars(
         report = replace(report, findings=(finding, *report.findings))
         files.write(path.with_name(f"{symbol}_skipped.csv"), skipped.to_csv(index=False).encode())
     if files.is_file(path):
-        if file is not None and os.path.samefile(path, file):
-            return report
-        if _has_equal_bars(path, bars):
+        if (file is not None and os.path.samefile(path, file)) or _has_equal_bars(path, bars):
             return report  # equal bars: the backup of the previous ones stays
-        _back_up_previous(path)
+        files.write(path.with_name(path.stem + ".previous.parquet"), files.read(path))
     write_bars(path, bars)
     return report
 
@@ -100,11 +98,9 @@ def _join_contracts(
         got, step = "columns " + ", ".join(map(repr, raw.columns)), "leave --roll out for bars of one series"
         raise BarsError("These bars name no contract", where=where, got=got, wanted="contract", next_step=step)
     start_ns, values, findings, minutes = parse_bars(raw, spec, where)
-    index = pd.DatetimeIndex(start_ns.astype("datetime64[ns]"), tz="UTC", name="timestamp")
-    code, names = pd.factorize(raw[named].astype(str))
-    order = np.lexsort((code, start_ns))
-    order = order[~_repeated(np.column_stack([start_ns, code])[order], {k: v[order] for k, v in values.items()})]
-    table = pd.DataFrame({"contract": names[code]} | values, index=index).iloc[order]
+    stamps = pd.DatetimeIndex(start_ns.astype("datetime64[ns]"), tz="UTC")
+    table = pd.DataFrame({"timestamp": stamps, "contract": raw[named].astype(str).to_numpy()} | values)
+    table = table.sort_values(["timestamp", "contract"], kind="stable").drop_duplicates().set_index("timestamp")
     if market is None and calendar:
         market = resolve_market_spec(symbol, calendar=calendar, bar_minutes=minutes)
     joined, rolls = build_continuous_contract(
@@ -119,17 +115,7 @@ def _join_contracts(
         joined.reset_index(), plain, where=where, market=market, symbol=symbol, quality=spec.strict
     )
     findings += _roll_findings(rolls, table, joined)
-    report = replace(report, findings=(*findings, *report.findings))
-    return bars, report
-
-
-def _repeated(keys: np.ndarray, values: dict[str, np.ndarray]) -> np.ndarray:
-    """Return bool[N]: rows that repeat the previous row in every number."""
-    again = np.zeros(len(keys), bool)
-    again[1:] = (keys[1:] == keys[:-1]).all(1)
-    for column in values.values():
-        again[1:] &= (column[1:] == column[:-1]) | (np.isnan(column[1:]) & np.isnan(column[:-1]))
-    return again
+    return bars, replace(report, findings=(*findings, *report.findings))
 
 
 def _roll_findings(rolls: pd.DataFrame, table: pd.DataFrame, joined: pd.DataFrame) -> list[BarFinding]:
@@ -193,10 +179,3 @@ def _has_equal_bars(path: Path, bars: pd.DataFrame) -> bool:
         return pd.read_parquet(path).equals(bars.reset_index())
     except (pyarrow.ArrowException, OSError, ValueError):
         return False
-
-
-def _back_up_previous(path: Path) -> None:
-    previous = path.with_name(path.stem + ".previous.parquet")
-    content = files.read(path)
-    if not files.is_file(previous) or files.read(previous) != content:
-        files.write(previous, content)

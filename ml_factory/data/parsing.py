@@ -5,17 +5,16 @@ A cell that cannot be read is a fault of its row. The same faults refuse a file 
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import pandas as pd
 
 from ml_factory.data.bar_report import BarFinding, format_rows_with_times, raise_on_bar_findings
-from ml_factory.data.sessions import MINUTE_NS
+from ml_factory.data.sessions import MINUTE_NS, PRICES
 from ml_factory.errors import BarsError, SettingsError, did_you_mean
 from ml_factory.storage.workspace import BAR_MINUTES
 
-PRICES = ("open", "high", "low", "close")
 # column -> other spellings, the first found wins
 SPELLINGS = {
     "timestamp": ("datetime", "date_time", "open_time", "ts", "ts_event", "time", "date", "unix", "unix_timestamp"),
@@ -42,6 +41,7 @@ _NUMBER = {
     for mark, point, other in ((".", r"\.", ","), (",", ",", r"\."))
 }
 _EMPTY = ("", "nan", "none", "null", "<na>")
+_BACK_ADJUSTED = "features and barriers use logarithms of prices; if this is a difference back-adjusted series, use "
 _SKIP = "correct these rows; prepare --skip-bad leaves them out and lists them"
 
 
@@ -62,16 +62,21 @@ class RowFault(NamedTuple):
     got: str = ""
 
 
+def _fault(kind: str, wrong: np.ndarray, what: str, step: str = _SKIP, got: str = "") -> RowFault:
+    """Return the fault of the rows where bool[N] `wrong` is True, perhaps of none."""
+    return RowFault(kind, np.flatnonzero(wrong), what, step, got)
+
+
 def row_fault_findings(faults: Sequence[RowFault], moments: pd.DatetimeIndex) -> list[BarFinding]:
-    """Return one refusing finding for each fault, whose message shows rows and times."""
+    """Return one refusing finding for each fault that some row has, whose message shows rows and times."""
     return [
         BarFinding(one.kind, "refused", one.rows, f"{one.what} in {format_rows_with_times(one.rows, moments)}"
                    + (f": {one.got}" if one.got else ""), one.step)
-        for one in faults
+        for one in faults if len(one.rows)
     ]  # fmt: skip
 
 
-def _refuse(kind: str, message: str, where: object, step: str = "", rows: Sequence[int] | np.ndarray = ()) -> None:
+def _refuse(kind: str, message: str, where: object, step: str = "", rows: Sequence[int] | np.ndarray = ()) -> NoReturn:
     raise_on_bar_findings([BarFinding(kind, "refused", np.asarray(rows, np.int64), message, step)], where)
 
 
@@ -166,7 +171,6 @@ def read_times(values: pd.Series, where: object) -> tuple[pd.DatetimeIndex, list
     """
     text = None
     known = values.notna().to_numpy()
-    faults = [] if known.all() else [RowFault("timestamp", np.flatnonzero(~known), "timestamp is empty")]
     if pd.api.types.is_bool_dtype(values.dtype):
         _refuse("timestamp", f"timestamp holds {values.dtype} values", where)
     if pd.api.types.is_datetime64_any_dtype(values.dtype):
@@ -184,13 +188,13 @@ def read_times(values: pd.Series, where: object) -> tuple[pd.DatetimeIndex, list
             moments, how, findings = _from_epochs(numbers, epoch, where)
         else:
             moments, how, findings = _from_text(text, where)
-    unread = np.flatnonzero(moments.isna() & known)
-    if len(unread):
-        got = repr(text.iloc[unread[0]]) if text is not None else ""
-        faults.append(RowFault("timestamp", unread, f"timestamp is not {how}", got=got))
-    far = np.flatnonzero((moments.year < 1970) | (moments.year >= 2100))
-    if len(far):
-        faults.append(RowFault("timestamp", far, "timestamp is outside the years 1970 to 2099"))
+    unread, far = moments.isna() & known, (moments.year < 1970) | (moments.year >= 2100)
+    got = "" if text is None else repr(text.iloc[unread.argmax()])
+    faults = [
+        _fault("timestamp", ~known, "timestamp is empty"),
+        _fault("timestamp", unread, f"timestamp is not {how}", got=got),
+        _fault("timestamp", far, "timestamp is outside the years 1970 to 2099"),
+    ]
     return moments, faults, findings
 
 
@@ -271,10 +275,8 @@ def bar_starts(
         findings.append(_mapped("zone_unused", f"zone {zone!r} was not needed: the timestamps say their own"))
     start_ns = moments.tz_convert("UTC").as_unit("ns").asi8.copy()
     if stamp == "end":
-        # close times such as 09:30:59.999 mean the minute that ends a moment later
-        start_ns = -(-start_ns // 10**9) * 10**9
-        late = start_ns % MINUTE_NS == 59 * 10**9
-        start_ns = start_ns + late * 10**9
+        # close times such as 09:30:59 or 09:30:59.999 mean the minute that ends a moment later
+        start_ns = start_ns + np.where(-start_ns % MINUTE_NS <= 10**9, -start_ns % MINUTE_NS, 0)
     if minutes is None:
         minutes = infer_bar_minutes(start_ns)
         if minutes > 1:
@@ -314,7 +316,6 @@ def infer_bar_minutes(stamp_ns: np.ndarray) -> int:
 def _localize(moments: pd.DatetimeIndex, zone: str, where: object) -> tuple[pd.DatetimeIndex, list[BarFinding]]:
     """Localize naive wall-clock times to `zone`; the repeated hour is resolved by the order of the file."""
     findings = [_mapped("zone", f"naive timestamps read as {zone}")]
-    wall = moments.as_unit("ns").asi8
     gone = np.flatnonzero(moments.tz_localize(zone, ambiguous=False, nonexistent="NaT").isna())
     if len(gone):
         shown = format_rows_with_times(gone, moments)
@@ -322,20 +323,16 @@ def _localize(moments: pd.DatetimeIndex, zone: str, where: object) -> tuple[pd.D
         step = "the zone is another one: give the right zone, or export in UTC"
         _refuse("nonexistent_hour", message, where, step, gone)
     twice = np.flatnonzero(moments.tz_localize(zone, ambiguous="NaT").isna())
-    first_pass = np.zeros(len(moments), bool)
-    backward = len(wall) > 1 and wall[0] > wall[-1]
-    for rows in np.split(twice, np.flatnonzero(np.diff(wall[twice]) > 12 * 60 * MINUTE_NS) + 1) if len(twice) else []:
-        rows = rows[::-1] if backward else rows
-        repeated = np.flatnonzero(np.diff(wall[rows]) <= 0) + 1
-        if len(repeated) != 1:
-            message = f"{format_rows_with_times(np.sort(rows), moments)} fall in the hour that occurs twice in {zone}"
-            step = "export in UTC, or with the offset in each timestamp"
-            _refuse("repeated_hour", message, where, step, np.sort(rows))
-        first_pass[rows[: repeated[0]]] = True
+    order = slice(None, None, -1 if moments[0] > moments[-1] else 1)
+    try:
+        local = moments[order].tz_localize(zone, ambiguous="infer")[order]
+    except Exception:  # noqa: BLE001 - of pytz or of pandas, by its version
+        message = f"{format_rows_with_times(twice, moments)} fall in the hour that occurs twice in {zone}"
+        _refuse("repeated_hour", message, where, "export in UTC, or with the offset in each timestamp", twice)
     if len(twice):
         message = f"{len(twice)} bars of the hour that occurs twice in {zone} resolved by their order"
         findings.append(_mapped("repeated_hour", message, twice))
-    return moments.tz_localize(zone, ambiguous=first_pass), findings
+    return local, findings
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------
@@ -374,9 +371,8 @@ def read_numbers(
             unread[name] = ~number & ~cells.str.lower().isin(_EMPTY).to_numpy(bool)
             plain = cells.str.replace("," if mark == "." else ".", "", regex=False).str.replace(mark, ".", regex=False)
             values[name] = plain.where(number, "nan").to_numpy(object).astype(str).astype(np.float64)  # exact
-            if unread[name].any():
-                rows = np.flatnonzero(unread[name])
-                faults.append(RowFault("text", rows, f"{name} is not a number", got=repr(cells.iloc[rows[0]])))
+            got = repr(cells.iloc[unread[name].argmax()])
+            faults.append(_fault("text", unread[name], f"{name} is not a number", got=got))
         message = f"text in {', '.join(text)} read as numbers with {mark!r} before the decimals"
         findings.append(_mapped("text_numbers", message))
     return {name: values[name] for name in columns}, [*faults, *_impossible_values(values, unread)], findings
@@ -384,30 +380,24 @@ def read_numbers(
 
 def _impossible_values(values: dict[str, np.ndarray], unread: dict[str, np.ndarray]) -> list[RowFault]:
     """Return faults: prices that are not finite, not positive or outside their own bar, and impossible volumes."""
-    faults = []
-    usable = np.ones(len(values["open"]), bool)
-    back_adjusted = "features and barriers use logarithms of prices; if this is a difference back-adjusted series, use "
+    faults, usable = [], np.ones(len(values["open"]), bool)
     for name in PRICES:
         finite = np.isfinite(values[name])
         low = finite & (values[name] <= 0)
         usable &= finite & ~low
-        for kind, rows, what, step in (
-            ("not_finite", ~finite & ~unread[name], f"{name} is empty, not a number or infinite", _SKIP),
-            ("not_positive", low, f"{name} is zero or negative", f"{back_adjusted}one at the prices that traded"),
-        ):
-            if rows.any():
-                faults.append(RowFault(kind, np.flatnonzero(rows), what, step))
+        what, step = f"{name} is zero or negative", f"{_BACK_ADJUSTED}one at the prices that traded"
+        faults += [
+            _fault("not_finite", ~finite & ~unread[name], f"{name} is empty, not a number or infinite"),
+            _fault("not_positive", low, what, step),
+        ]
     body = np.stack([values["open"], values["close"]])
-    broken = np.flatnonzero(usable & ((values["high"] < body.max(0)) | (values["low"] > body.min(0))))
-    if len(broken):
-        first = {name: float(values[name][broken[0]]) for name in PRICES}
-        step = f"check that the columns are not swapped, or {_SKIP}"
-        faults.append(RowFault("ohlc", broken, "high is not the highest or low not the lowest", step, str(first)))
-    if "volume" in values:
-        rows = np.flatnonzero((values["volume"] < 0) | np.isinf(values["volume"]))
-        if len(rows):
-            step = f"leave the column out, or {_SKIP}"
-            faults.append(RowFault("volume", rows, "volume is negative or infinite", step))
+    broken = usable & ((values["high"] < body.max(0)) | (values["low"] > body.min(0)))
+    first = str({name: float(values[name][broken.argmax()]) for name in PRICES})
+    step = f"check that the columns are not swapped, or {_SKIP}"
+    faults.append(_fault("ohlc", broken, "high is not the highest or low not the lowest", step, first))
+    volume = values.get("volume", np.zeros(1))
+    impossible = (volume < 0) | np.isinf(volume)
+    faults.append(_fault("volume", impossible, "volume is negative or infinite", f"leave the column out, or {_SKIP}"))
     return faults
 
 

@@ -16,13 +16,12 @@ import pandas as pd
 
 from ml_factory.data.bar_report import BarFinding, pluralize_count
 from ml_factory.data.sessions import (
-    DAY_NS,
     MINUTE_NS,
     TRADING_HOURS,
     ExchangeSessions,
     MarketSpec,
     assign_sessions,
-    scheduled_session_days,
+    calendar_table,
     scheduled_session_pauses,
 )
 
@@ -56,6 +55,7 @@ _WORDS = {
     "early_close": "after an early close",
     "no_trade": "of {open} min in all without a trade, as this market has them",
 }
+_ABSENT = {"missing": ("silence", "longer than this market's own"), "download_hole": ("hole", "in the file")}
 
 
 def find_quality_issues(
@@ -74,9 +74,7 @@ def find_quality_issues(
     minutes : length of a bar.
     stamp : "start" or "end", as the file was read.
     """
-    if not len(start_ns):
-        return [], {}
-    shift = time_zone_shift(start_ns, market.calendar)
+    shift = _time_zone_shift(start_ns, market.calendar)
     corrected = start_ns + shift * MINUTE_NS
     sessions = assign_sessions(corrected, market.calendar)
     gaps, edge = find_gaps(corrected, market.calendar, minutes), sessions.session_start_mask()
@@ -86,21 +84,30 @@ def find_quality_issues(
     log = {name: np.log(values) for name, values in prices.items()}
     unit = _unit_of_bars(log)
     log = {name: values - unit * _TEN for name, values in log.items()}
-    usual = usual_move(log["close"], adjacent)
-    jumps = level_jumps(log, adjacent, edge, usual)
-    stale = _stale_runs(prices, adjacent)
+    usual = _usual_move(log["close"], adjacent)
+    jumps = _level_jumps(log, adjacent, edge, usual)
+    repeats = (prices["high"] == prices["low"]) & adjacent
+    repeats[1:] &= prices["close"][1:] == prices["close"][:-1]
+    stale = _rows_of_long_runs(repeats)
     joined = adjacent.copy()
     joined[jumps] = False
     joined[stale] = joined[np.minimum(stale + 1, len(joined) - 1)] = False  # the price catches up after it
+    silent = _NO_ROWS if volume is None else _rows_of_long_runs(volume == 0)
     findings = [
         *_gap_findings(gaps, corrected, minutes),
         *_clock_findings(start_ns, shift, sessions, market, minutes, stamp),
         *_level_findings(unit, jumps, log),
         *_spike_findings(log, joined, usual, sessions.id, minutes),
-        *_stale_findings(stale, volume),
+        BarFinding("stale_run", "reported", stale, f"{_runs(stale)} of bars that repeat one price"),
+        BarFinding("zero_volume", "reported", silent, f"{_runs(silent)} of bars without volume"),
         *_tick_findings({name: np.exp(values) for name, values in log.items()}, sessions.id, market.tick),
     ]
-    return merge_findings_by_kind(findings), _facts(gaps, sessions, minutes)
+    return [found for found in findings if len(found.rows)], _facts(gaps, sessions, minutes)
+
+
+def _runs(rows: np.ndarray) -> str:
+    """Return the number of runs of these rows, in words."""
+    return pluralize_count(int((np.diff(rows, prepend=-2) != 1).sum()), "run")
 
 
 def merge_findings_by_kind(findings: list[BarFinding]) -> list[BarFinding]:
@@ -125,17 +132,17 @@ def find_runs_of_true(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return first, np.flatnonzero(edge == -1) - first
 
 
-def expand_runs_to_rows(first: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """Return every row (int64) of these runs."""
-    within = np.arange(int(length.sum())) - np.repeat(np.cumsum(length) - length, length)
-    return np.repeat(first, length) + within
-
-
 def _too_long(length: np.ndarray, bars: int) -> np.ndarray:
     """Return bool[R]: runs of bars that chance does not explain, by the share of the other runs in the file."""
     counted = np.minimum(length, RUN_CAP)
     share = (counted.sum() - counted + 1) / (bars + counted.sum() - counted + 2)
     return -length * np.log(share) > RUN_NATS
+
+
+def _rows_of_long_runs(mask: np.ndarray) -> np.ndarray:
+    """Return the rows (int64) of the runs of True that chance does not explain."""
+    _, length = find_runs_of_true(mask)
+    return np.flatnonzero(mask)[np.repeat(_too_long(length, len(mask)), length)]
 
 
 # ---- gaps ------------------------------------------------------------------------------------------------------------
@@ -158,50 +165,73 @@ class Gaps:
 
 def find_gaps(start_ns: np.ndarray, calendar: str, minutes: int) -> Gaps:
     """Find every gap of the bars (int64 ns, increasing) and its single reason."""
-    sessions = assign_sessions(start_ns, calendar)
+    sessions, table = assign_sessions(start_ns, calendar), calendar_table(calendar)
     row = np.flatnonzero(np.diff(start_ns) > minutes * MINUTE_NS) + 1
     begin, end = start_ns[row - 1] + minutes * MINUTE_NS, start_ns[row]
-    first, last = int(sessions.id[0]), int(sessions.id[-1])
-    opened, weekend, holiday, early = (
-        _overlap(*spans, begin, end) for spans in _calendar_spans(calendar, sessions, start_ns, minutes)
-    )
-    opened = opened - _overlap(*scheduled_session_pauses(calendar, first - 1, last + 1), begin, end)
-    length = (end - begin) // MINUTE_NS
-    halt = _daily_halts(begin, row, opened == length, sessions)
+    length, day, until = (end - begin) // MINUTE_NS, sessions.id[row - 1] - table.first, sessions.id[row] - table.first
+    opened = _minutes_within(table.opens[table.held], table.early[table.held], begin, end)
+    opened -= _minutes_within(*scheduled_session_pauses(calendar), begin, end)
+
+    def between(days: np.ndarray) -> np.ndarray:
+        """Return whether one of these days lies between those of the two bars."""
+        before = np.concatenate([[0], np.cumsum(days)])
+        return before[np.maximum(until, day + 1)] > before[day + 1]
+
+    offset = np.where(opened == length, (begin - sessions.open_ns[row - 1]) // MINUTE_NS, -1)
+    number = np.cumsum(np.diff(sessions.id, prepend=sessions.id[0]) != 0)[row - 1]  # of the session with bars
+    _, first, which, times = np.unique(offset, return_index=True, return_inverse=True, return_counts=True)
+    last = np.zeros(len(first), np.int64)
+    last[which] = number  # the latest of each
+    share = times / (last - number[first] + 1)
+    halt = (offset >= 0) & (times >= HALT_DAYS)[which] & (share >= HALT_SHARE)[which]
     absent = np.zeros(len(row), bool)
     absent[opened > 0] = _too_long(opened[opened > 0] // minutes, len(start_ns))
     absent &= ~halt
-    usual = np.median(scheduled_session_days(calendar, first - 7, last + 7)[1])
+    regular = table.opens[day] + (TRADING_HOURS[calendar][2] - TRADING_HOURS[calendar][1]) * MINUTE_NS
+    off = table.weekday & ~table.held
+    early = table.held[day] & (table.early[day] < np.minimum(regular, end)) & (begin < regular)
+    usual = (table.early[day] - table.opens[day]).max(initial=0) // MINUTE_NS
     kind = np.select(
-        [absent & (opened >= HOLE_SHARE * usual), absent, holiday > 0, early > 0, weekend > 0, halt],
+        [absent & (opened >= HOLE_SHARE * usual), absent, between(off) | (off[day] & (begin < regular)), early,
+         between(~table.weekday) | ~table.weekday[day], halt],
         ["download_hole", "missing", "holiday", "early_close", "weekend", "session"],
         default=np.where(opened < length, "session", "no_trade"),
-    )
+    )  # fmt: skip
     return Gaps(row, length, opened, kind)
+
+
+def _minutes_within(begin: np.ndarray, end: np.ndarray, since: np.ndarray, until: np.ndarray) -> np.ndarray:
+    """Return int64[G]: minutes of [since, until) within the spans, which increase and do not overlap."""
+    if not len(begin):
+        return np.zeros(len(since), np.int64)
+    before = np.concatenate([[0], np.cumsum(end - begin)])
+
+    def elapsed(moment: np.ndarray) -> np.ndarray:
+        k = np.searchsorted(begin, moment, side="right") - 1
+        return np.where(k >= 0, before[k] + np.minimum(moment, end[k]) - begin[k], 0)
+
+    return (elapsed(until) - elapsed(since)) // MINUTE_NS
 
 
 def _gap_findings(gaps: Gaps, start_ns: np.ndarray, minutes: int) -> Iterator[BarFinding]:
     """Yield one finding for each kind: expected gaps as "info", absent data as "reported"."""
     for kind in GAP_KINDS:
         rows, opened = gaps.row[gaps.kind == kind], gaps.open[gaps.kind == kind]
-        if not len(rows):
-            continue
         if kind in LEGAL:
             message = f"{pluralize_count(len(rows), 'gap')} {_WORDS[kind].format(open=f'{int(opened.sum()):,}')}"
             yield BarFinding(kind, "info", rows, message)
-            continue
-        hole, worst = kind == "download_hole", int(np.argmax(opened))
-        message = pluralize_count(len(rows), "hole" if hole else "silence")
-        message += " in the file" if hole else " longer than this market's own"
-        message += (
-            f", {int(opened.sum()):,} min of trading in all; the longest, of {int(opened[worst]):,} min, ends at "
-        )
-        yield BarFinding(kind, "reported", rows, message + f"{pd.Timestamp(start_ns[rows[worst]], tz='UTC')}")
-    silent = int(gaps.open[np.isin(gaps.kind, ("no_trade", "missing"))].sum())
-    share = silent / (silent + len(start_ns) * minutes)
-    if share > SPARSE_SHARE:
-        message = f"{share:.0%} of the market's open minutes have no bar, holes apart"
-        yield BarFinding("sparse", "reported", _NO_ROWS, message)
+        elif len(rows):
+            noun, where = _ABSENT[kind]
+            yield BarFinding(
+                kind, "reported", rows,
+                f"{pluralize_count(len(rows), noun)} {where}, {int(opened.sum()):,} min of trading in all; the longest,"
+                f" of {int(opened.max()):,} min, ends at {pd.Timestamp(start_ns[rows[opened.argmax()]], tz='UTC')}",
+            )  # fmt: skip
+    silent = np.isin(gaps.kind, ("no_trade", "missing"))
+    minutes_silent = int(gaps.open[silent].sum())
+    share = minutes_silent / (minutes_silent + len(start_ns) * minutes)
+    rows = gaps.row[silent & (share > SPARSE_SHARE)]
+    yield BarFinding("sparse", "reported", rows, f"{share:.0%} of the market's open minutes have no bar, holes apart")
 
 
 def _facts(gaps: Gaps, sessions: ExchangeSessions, minutes: int) -> dict:
@@ -218,137 +248,64 @@ def _facts(gaps: Gaps, sessions: ExchangeSessions, minutes: int) -> dict:
     }
 
 
-def _calendar_spans(
-    calendar: str, sessions: ExchangeSessions, start_ns: np.ndarray, minutes: int
-) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
-    """Return spans (begin, end; int64 ns, increasing): open, weekend, full holiday, and after an early close.
-
-    A closed day on which the market traded all the same (a Good Friday with a short session, a day of mourning) counts
-    as open from its first bar to its last.
-    """
-    first, last = int(sessions.id[0]) - 1, int(sessions.id[-1]) + 1
-    days = np.arange(first, last + 1)
-    day = assign_sessions(days * DAY_NS + 15 * 60 * MINUTE_NS, calendar)  # 9 or 10 in Chicago: before any early close
-    held_days, open_minutes = scheduled_session_days(calendar, first, last)
-    held = np.isin(days, held_days)
-    closes = day.open_ns[held] + open_minutes * MINUTE_NS
-    _, open_minute, close_minute = TRADING_HOURS[calendar]
-    regular = np.maximum(closes, day.open_ns[held] + (close_minute - open_minute) * MINUTE_NS)
-    short = regular > closes
-    weekday = (days + 3) % 7 < 5  # day 0 was a Thursday
-    off = ~held & weekday
-    began, ended = day.open_ns.copy(), day.open_ns.copy()  # of the trading on days closed by the calendar
-    inside = np.flatnonzero(sessions.inside)
-    traded, at, count = np.unique(sessions.id[inside], return_index=True, return_counts=True)
-    began[traded - first] = start_ns[inside[at]]
-    ended[traded - first] = start_ns[inside[at + count - 1]] + minutes * MINUTE_NS
-    return (
-        _merge_spans(day.open_ns[held], closes, began[off], ended[off]),
-        (day.open_ns[~held & ~weekday], day.close_ns[~held & ~weekday]),
-        _merge_spans(day.open_ns[off], began[off], ended[off], day.close_ns[off]),
-        (closes[short], regular[short]),
-    )
-
-
-def _merge_spans(begin: np.ndarray, end: np.ndarray, more_begin: np.ndarray, more_end: np.ndarray):
-    order = np.argsort(np.concatenate([begin, more_begin]), kind="stable")
-    return np.concatenate([begin, more_begin])[order], np.concatenate([end, more_end])[order]
-
-
-def _overlap(begin: np.ndarray, end: np.ndarray, since: np.ndarray, until: np.ndarray) -> np.ndarray:
-    """Return int64[G]: minutes of [since, until) within the spans, which increase and do not touch."""
-    if not len(begin):
-        return np.zeros(len(since), np.int64)
-    before = np.concatenate([[0], np.cumsum(end - begin)])
-
-    def elapsed(moment: np.ndarray) -> np.ndarray:
-        k = np.searchsorted(begin, moment, side="right")
-        inside = np.minimum(moment, end[k - 1]) - begin[k - 1]
-        return np.where(k > 0, before[k - 1] + inside, 0)
-
-    return (elapsed(until) - elapsed(since)) // MINUTE_NS
-
-
-def _daily_halts(begin: np.ndarray, row: np.ndarray, within: np.ndarray, sessions: ExchangeSessions) -> np.ndarray:
-    """Return bool[G]: gaps that begin at the same minute of most sessions between their first and last time."""
-    day = sessions.id[row - 1]
-    minute = np.where(within, (begin - sessions.open_ns[row - 1]) // MINUTE_NS, -1)
-    halt = np.zeros(len(row), bool)
-    present = np.unique(sessions.id)
-    offsets, times = np.unique(minute[within], return_counts=True)
-    for offset in offsets[times >= HALT_DAYS].tolist():
-        of_kind = np.flatnonzero(minute == offset)
-        since, until = np.searchsorted(present, (day[of_kind[0]], day[of_kind[-1]] + 1))
-        halt[of_kind] = len(of_kind) >= HALT_SHARE * (until - since)
-    return halt
-
-
 # ---- the clock -------------------------------------------------------------------------------------------------------
 
 
-def time_zone_shift(start_ns: np.ndarray, calendar: str) -> int:
+def _time_zone_shift(start_ns: np.ndarray, calendar: str) -> int:
     """Return the minutes to add to every time so that the bars fit the sessions; 0 where they do, or none does.
 
     A file read in the wrong zone puts bars into the daily halt and the weekend; a market that never closes shows
     nothing of this.
     """
-    if TRADING_HOURS[calendar][0] == "UTC" or len(start_ns) < 200:  # fewer bars are no evidence
-        return 0
-    outside = {0: int((~assign_sessions(start_ns, calendar).inside).sum())}
-    if outside[0] <= OUTSIDE_SHARE * len(start_ns):
+
+    def outside(moments: np.ndarray) -> int:
+        return int((~assign_sessions(moments, calendar).inside).sum())
+
+    if len(start_ns) < 200 or outside(start_ns) <= OUTSIDE_SHARE * len(start_ns):  # fewer bars are no evidence
         return 0
     sample = start_ns[:: max(1, len(start_ns) // 20_000)]
-    quarters = [quarter * 15 for quarter in range(-14 * 4, 14 * 4 + 1)]  # of an hour, as zones are apart
-    for minutes in quarters:
-        outside[minutes] = int((~assign_sessions(sample + minutes * MINUTE_NS, calendar).inside).sum())
-    best = min(quarters, key=lambda minutes: (outside[minutes], abs(minutes), minutes))
-    return best if best and outside[best] < CORRECTED_SHARE * outside[0] else 0
+    quarters = sorted(range(-14 * 60, 14 * 60 + 1, 15), key=abs)  # of an hour, as zones are apart; 0 first
+    left = [outside(sample + minutes * MINUTE_NS) for minutes in quarters]
+    return quarters[int(np.argmin(left))] if min(left) < CORRECTED_SHARE * left[0] else 0
 
 
 def _clock_findings(
     start_ns: np.ndarray, shift: int, sessions: ExchangeSessions, market: MarketSpec, minutes: int, stamp: str
 ) -> Iterator[BarFinding]:
     """Yield the findings on the clock; `sessions` are those of the corrected times."""
-    if market.calendar == "24h":
-        return
     if shift:
-        inside = assign_sessions(start_ns, market.calendar).inside
-        message = f"the clock of all {len(inside):,} bars looks mislabelled: {shift / 60:+g} h would put them into the "
-        message += f"{market.calendar} sessions; as it is, {int((~inside).sum()):,} stand outside"
-        rows = np.arange(len(start_ns))
-        yield BarFinding("zone_mislabel", "reported", rows, message, "give the right zone (--zone)")
-    start_ns = start_ns + shift * MINUTE_NS
+        outside = int((~assign_sessions(start_ns, market.calendar).inside).sum())
+        message = f"the clock of all {len(start_ns):,} bars looks mislabelled: {shift / 60:+g} h would put them into "
+        message += f"the {market.calendar} sessions; as it is, {outside:,} stand outside"
+        yield BarFinding("zone_mislabel", "reported", np.arange(len(start_ns)), message, "give the right zone (--zone)")
+    start_ns, step = start_ns + shift * MINUTE_NS, minutes * MINUTE_NS
     outside = np.flatnonzero(~sessions.inside)
-    if len(outside):
-        message = f"{len(outside):,} bars ({len(outside) / len(start_ns):.2%}) outside the {market.calendar} sessions "
-        on_close = int((start_ns[outside] == sessions.close_ns[outside]).sum())
-        message += f"({on_close:,} of them on the close itself) " if on_close else ""
-        yield BarFinding("outside_session", "reported", outside, message + "are left out of all frames")
-    days, step = np.unique(sessions.id), minutes * MINUTE_NS
-    marks = {
-        "open": start_ns == sessions.open_ns,
-        "close": start_ns == sessions.close_ns,
-        "last": start_ns == sessions.close_ns - step,
-    }
-    seen = {name: len(np.unique(sessions.id[mask])) / len(days) for name, mask in marks.items()}
-    if len(days) >= 3 and seen["close"] > 0.5 and seen["open"] < 0.1:
+    on_open, on_close = start_ns == sessions.open_ns, start_ns == sessions.close_ns
+    message = f"{len(outside):,} bars ({len(outside) / len(start_ns):.2%}) outside the {market.calendar} sessions "
+    message += f"({int(on_close[outside].sum()):,} of them on the close itself) " if on_close[outside].any() else ""
+    yield BarFinding("outside_session", "reported", outside, message + "are left out of all frames")
+    days = len(np.unique(sessions.id))
+    last, early = start_ns == sessions.close_ns - step, np.isin(start_ns + step, np.unique(sessions.open_ns))
+    seen = {"open": on_open, "close": on_close, "last": last, "early": early}
+    share = {name: len(np.unique(sessions.id[mask])) / days for name, mask in seen.items()}
+    if days >= 3 and share["close"] > 0.5 and share["open"] < 0.1:
         message = "bars stand on the session's close and none on its open: they look stamped at their end, "
         message += "and then every bar is known one bar later than its stamp: give stamp='end' (--stamp end)"
-        rows = np.flatnonzero(marks["close"])
-        yield BarFinding("stamp_side", "reported", rows, message, "give stamp='end' (--stamp end)")
-    before = np.isin(start_ns + step, np.unique(sessions.open_ns)).sum() / len(days)
-    if stamp == "end" and len(days) >= 3 and before > 0.5 and seen["last"] < 0.1:
+        yield BarFinding("stamp_side", "reported", np.flatnonzero(on_close), message, "give stamp='end' (--stamp end)")
+    if stamp == "end" and days >= 3 and share["early"] > 0.5 and share["last"] < 0.1:
         message = "read as end-stamped, bars begin before the session's open and none reaches its close: they look "
-        yield BarFinding("stamp_side", "reported", _NO_ROWS, message + "stamped at their start: give stamp='start'")
+        yield BarFinding(
+            "stamp_side", "reported", np.flatnonzero(early), message + "stamped at their start: give stamp='start'"
+        )
 
 
 # ---- the price -------------------------------------------------------------------------------------------------------
 
 
-def usual_move(close: np.ndarray, adjacent: np.ndarray) -> np.ndarray:
+def _usual_move(close: np.ndarray, adjacent: np.ndarray) -> np.ndarray:
     """Return the mean absolute log return of the bars around each bar, each capped at 20 medians: float64[N] > 0."""
     size = np.where(adjacent, np.abs(np.diff(close, prepend=close[:1])), 0.0)
-    if not (size > 0).any():
+    if not size.any():
         return np.full(len(size), np.inf)
     typical = float(np.median(size[size > 0]))
     total, count = (np.concatenate([[0.0], np.cumsum(values)]) for values in (np.minimum(size, 20 * typical), adjacent))
@@ -387,47 +344,42 @@ def _unit_of_bars(log: dict[str, np.ndarray]) -> np.ndarray:
     return unit
 
 
-def level_jumps(log: dict[str, np.ndarray], adjacent: np.ndarray, edge: np.ndarray, usual: np.ndarray) -> np.ndarray:
+def _level_jumps(log: dict[str, np.ndarray], adjacent: np.ndarray, edge: np.ndarray, usual: np.ndarray) -> np.ndarray:
     """Return the rows (int64) before which the price jumps between calm bars, and stays.
 
     A trade moves the price through the bars around it; a change of contract, a split or another adjustment does not.
     Overnight it must be a split's ratio, beyond what this market does overnight.
 
     log : column -> float64[N], log prices. adjacent : bool[N], the bar follows its predecessor within the session.
-    edge : bool[N], first bar of a session. usual : float64[N], as of `usual_move`.
+    edge : bool[N], first bar of a session. usual : float64[N], as of `_usual_move`.
     """
     gap, swing = _gap_and_range(log)
     size, night = np.abs(gap), edge & ~adjacent
-    limit = np.maximum(JUMP_RANGES * swing, JUMP_MOVES * usual)
-    limit[night] = np.maximum(JUMP_RANGES * swing[night], RATIO_JUMP)
-    nights = size[night]
-    if len(nights):
-        limit[night] = np.maximum(limit[night], 8 * np.minimum(nights, 20 * np.median(nights)).mean())
-    rows = np.flatnonzero((adjacent | night) & (size > limit))
+    usual_night = 8 * np.minimum(size[night], 20 * np.median(size[night])).mean()  # the file's first bar is one
+    limit = np.where(night, np.maximum(RATIO_JUMP, usual_night), JUMP_MOVES * usual)
+    rows = np.flatnonzero((adjacent | night) & (size > np.maximum(limit, JUMP_RANGES * swing)))
     traded = np.concatenate([[0], np.cumsum(log["high"] > log["low"])])  # without trades the quote jumps
     after, first = np.minimum(rows + 10, len(gap)), np.maximum(rows - 10, 0)
     rows = rows[(traded[after] - traded[first] > 0.5 * (after - first)) | (size[rows] >= RATIO_JUMP)]
-    as_split = np.abs(size[rows, None] - _SPLITS).min(axis=1) < 0.03 if len(rows) else np.zeros(0, bool)
+    as_split = (np.abs(size[rows, None] - _SPLITS) < 0.03).any(axis=1)
     rows = rows[~night[rows] | as_split]
     return rows[_persists(log["close"], rows, gap[rows])]
 
 
 def _level_findings(unit: np.ndarray, jumps: np.ndarray, log: dict[str, np.ndarray]) -> Iterator[BarFinding]:
     rows = np.flatnonzero(unit)
-    if len(rows):
-        factors = ", ".join(f"{10.0**k:g}" for k in np.unique(unit[rows]).tolist())
-        message = f"{pluralize_count(len(rows), 'bar')} in another unit: {factors} times the prices around them"
-        yield BarFinding("unit", "reported", rows, message, "divide them at the source")
+    factors = ", ".join(f"{10.0**k:g}" for k in np.unique(unit[rows]).tolist())
+    message = f"{pluralize_count(len(rows), 'bar')} in another unit: {factors} times the prices around them"
+    yield BarFinding("unit", "reported", rows, message, "divide them at the source")
     move = log["open"][jumps] - log["close"][jumps - 1]
     for kind, chosen, cause in (
         ("adjustment", np.abs(move) >= RATIO_JUMP, "a split, or prices adjusted in another way from there on"),
         ("roll", np.abs(move) < RATIO_JUMP, "a roll"),
     ):
-        if chosen.any():
-            shown = ", ".join(f"{value:.4g}" for value in np.exp(move[chosen][:3]))
-            message = f"the price level jumps between two calm bars in {pluralize_count(int(chosen.sum()), 'place')} "
-            message += f"(by {shown}{', ...' if chosen.sum() > 3 else ''}): it looks like {cause}"
-            yield BarFinding(kind, "reported", jumps[chosen], message)
+        shown = ", ".join(f"{value:.4g}" for value in np.exp(move[chosen][:3]))
+        message = f"the price level jumps between two calm bars in {pluralize_count(int(chosen.sum()), 'place')} "
+        message += f"(by {shown}{', ...' if chosen.sum() > 3 else ''}): it looks like {cause}"
+        yield BarFinding(kind, "reported", jumps[chosen], message)
 
 
 def _spike_findings(
@@ -441,23 +393,21 @@ def _spike_findings(
     high, low, close = log["high"], log["low"], log["close"]
     follows = np.append(joined[1:], False)
     beyond = np.zeros(len(close))
-    for values, worst, sign in ((high, np.maximum, 1.0), (low, np.minimum, -1.0)):
+    for values, sign in ((high, 1.0), (-low, -1.0)):
         # A missing neighbour is replaced by the bar's own open or close.
-        before = np.where(joined, np.roll(values, 1), log["open"])
-        after = np.where(follows, np.roll(values, -1), close)
-        beyond = np.maximum(beyond, sign * (values - worst(before, after)))
+        before = np.where(joined, np.roll(values, 1), sign * log["open"])
+        after = np.where(follows, np.roll(values, -1), sign * close)
+        beyond = np.maximum(beyond, values - np.maximum(before, after))
     spike = beyond > SPIKE_MOVES * usual
-    if spike.any():
-        message = f"{pluralize_count(int(spike.sum()), 'bar')} with a price more than {SPIKE_MOVES:.0f} usual moves "
-        yield BarFinding("spike", "reported", np.flatnonzero(spike), message + "beyond both neighbours")
+    message = f"{pluralize_count(int(spike.sum()), 'bar')} with a price more than {SPIKE_MOVES:.0f} usual moves "
+    yield BarFinding("spike", "reported", np.flatnonzero(spike), message + "beyond both neighbours")
     last = close[np.maximum.accumulate(np.where(spike, 0, np.arange(len(close))))]  # the last close of no spike
     before, calm = np.append(last[:1], last[:-1]), joined & ~spike
     reach = np.where(calm, np.maximum(high - before, before - low), 0.0)
     flash = np.flatnonzero(reach > FLASH_MOVES * usual)
-    if len(flash):
-        message = f"{pluralize_count(len(flash), 'bar')} with a move of more than {FLASH_MOVES:.0f} usual ones that "
-        message += f"does not come straight back (up to {np.expm1(reach.max()):.1%})"
-        yield BarFinding("flash_move", "reported", flash, message)
+    message = f"{pluralize_count(len(flash), 'bar')} with a move of more than {FLASH_MOVES:.0f} usual ones that "
+    message += f"does not come straight back (up to {np.expm1(reach.max()):.1%})"
+    yield BarFinding("flash_move", "reported", flash, message)
     move = np.where(calm, close - before, 0.0)
     violent = np.flatnonzero(np.abs(move) > VIOLENT_RETURN)
     violent = violent[_persists(close, violent, move[violent])]
@@ -466,28 +416,6 @@ def _spike_findings(
         message = f"on {share:.0%} of the days a bar closes more than {VIOLENT_RETURN:.0%} away from the one before "
         message += f"and the price stays there ({len(violent)} bars): a test network or a broken feed makes such prices"
         yield BarFinding("not_a_market", "reported", violent, message)
-
-
-def _stale_runs(prices: dict[str, np.ndarray], adjacent: np.ndarray) -> np.ndarray:
-    """Return the rows (int64) of too long runs of bars that repeat the close before them."""
-    flat = (prices["high"] == prices["low"]) & adjacent
-    flat[1:] &= prices["close"][1:] == prices["close"][:-1]
-    first, length = find_runs_of_true(flat)
-    long = _too_long(length, len(flat))
-    return expand_runs_to_rows(first[long], length[long])
-
-
-def _stale_findings(stale: np.ndarray, volume: np.ndarray | None) -> Iterator[BarFinding]:
-    silent = _NO_ROWS
-    if volume is not None:
-        first, length = find_runs_of_true(volume == 0)
-        long = _too_long(length, len(volume))
-        silent = expand_runs_to_rows(first[long], length[long])
-    for kind, rows, what in (("stale_run", stale, "that repeat one price"), ("zero_volume", silent, "without volume")):
-        if len(rows):
-            lengths = np.diff(np.flatnonzero(np.append(True, np.append(np.diff(rows) != 1, True))))
-            message = f"{pluralize_count(len(lengths), 'run')} of bars {what}, the longest of {int(lengths.max())}"
-            yield BarFinding(kind, "reported", rows, message)
 
 
 def off_tick_rows(prices: Iterable[np.ndarray], tick: float) -> np.ndarray:
@@ -500,8 +428,6 @@ def _tick_findings(prices: dict[str, np.ndarray], day: np.ndarray, tick: float |
     if tick is None:
         return
     off = off_tick_rows(prices.values(), tick)
-    if not off.any():
-        return
     message = f"{int(off.sum()):,} bars ({off.mean():.2%}) hold prices off the tick of {tick:g}"
     message += ", as ratio back-adjusted series do" if off.mean() > 0.9 else ""
     yield BarFinding("off_tick", "reported", np.flatnonzero(off), message)
@@ -509,7 +435,7 @@ def _tick_findings(prices: dict[str, np.ndarray], day: np.ndarray, tick: float |
     share = np.add.reduceat(off.astype(float), first) / count
     clear = np.flatnonzero((share < ON_SHARE) | (share > OFF_SHARE))
     changes = clear[1:][np.diff((share > OFF_SHARE)[clear]) != 0]
-    if 0 < len(changes) <= 20 and (share > OFF_SHARE).sum() >= 3:  # more changes are no change of adjustment
+    if len(changes) <= 20 and (share > OFF_SHARE).sum() >= 3:  # more changes are no change of adjustment
         message = f"sessions change between on and off the tick {len(changes)} times: "
         message += "prices are adjusted in another way from there on"
         yield BarFinding("adjustment", "reported", first[changes], message)

@@ -5,7 +5,7 @@ use `known_at` and never the label. Sums are taken bar by bar, and what is unfin
 splitting the bars anywhere changes no bit.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
@@ -13,10 +13,9 @@ import numpy as np
 import pandas as pd
 from numba import njit
 
-from ml_factory.data.sessions import DAY_NS, MINUTE_NS, MarketSpec, assign_sessions
+from ml_factory.data.sessions import DAY_NS, MINUTE_NS, PRICES, MarketSpec, assign_sessions
 from ml_factory.errors import BarsError, SettingsError
 
-PRICES = ("open", "high", "low", "close")
 AHEAD_DAYS = 7  # days of the calendar looked up at once
 BEFORE_ALL = np.iinfo(np.int64).min
 # End of the last bar; start of the last bar inside a session, that session's close, its contract and its segment.
@@ -56,8 +55,12 @@ class ResampledBars:
 
     def part(self, first: int, stop: int) -> "ResampledBars":
         """Return bars [first, stop)."""
-        cut = slice(first, stop)
-        return ResampledBars(**{n: x[cut] if isinstance(x, np.ndarray) else x for n, x in self.to_dict().items()})
+        return self.map(lambda column: column[first:stop])
+
+    def map(self, change: Callable[[np.ndarray], np.ndarray]) -> "ResampledBars":
+        """Return the bars with each column changed."""
+        columns = {name: change(x) for name, x in self.to_dict().items() if isinstance(x, np.ndarray)}
+        return replace(self, **columns)
 
     def to_dict(self) -> dict:
         """Return the columns and `minutes` by name."""

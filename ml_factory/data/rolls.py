@@ -12,10 +12,9 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.data.contract_codes import ACTIVE_MONTHS, FuturesContract, parse_contract_code
-from ml_factory.data.sessions import MINUTE_NS, MarketSpec, assign_sessions
+from ml_factory.data.sessions import MINUTE_NS, PRICES, MarketSpec, assign_sessions
 from ml_factory.errors import BarsError, SettingsError, did_you_mean
 
-PRICES = ("open", "high", "low", "close")
 _ROLL_COLUMNS = ("at", "previous", "contract", "why", "common", "close_previous", "close")
 
 
@@ -86,22 +85,15 @@ def build_continuous_contract(
     held = np.array([which for _, which, _ in changes] + [-1])  # position -1, before the beginning, holds none
     rows = np.flatnonzero(code == held[position])
     chain, rolls = _join(table, start_ns, code, rows, position[rows], changes, market.bar_minutes)
-    bars = pd.DataFrame(index=table.index[rows].rename("timestamp"))
-    for name in PRICES:
-        bars[name] = table[name].to_numpy(float)[rows]
-    if "volume" in table:
-        bars["volume"] = table["volume"].to_numpy(float)[rows]
-    bars["contract"] = np.array([contract.number for contract in contracts], np.int32)[code[rows]]
-    bars["chain"] = chain
-    return bars, _rolls_table(rolls, [contract.name for contract in contracts])
-
-
-def _rolls_table(rolls: list[tuple], names: list[str]) -> pd.DataFrame:
-    named = [(at, "" if old is None else names[old], names[new], *rest) for at, old, new, *rest in rolls]
-    kinds = dict.fromkeys(_ROLL_COLUMNS[1:4], str) | dict.fromkeys(_ROLL_COLUMNS[5:], float)
-    table = pd.DataFrame(named, columns=list(_ROLL_COLUMNS)).astype(kinds)
-    moments = {column: pd.to_datetime(table[column], utc=True).dt.as_unit("ns") for column in ("at", "common")}
-    return table.assign(**moments)
+    bars = table.iloc[rows][[name for name in (*PRICES, "volume") if name in table]].rename_axis("timestamp")
+    numbers = np.array([contract.number for contract in contracts], np.int32)
+    bars = bars.assign(contract=numbers[code[rows]], chain=chain)
+    names = [contract.name for contract in contracts]
+    rolls = [(at, "" if old is None else names[old], names[new], *rest) for at, old, new, *rest in rolls]
+    kinds = dict.fromkeys(("previous", "contract", "why"), str) | dict.fromkeys(("close_previous", "close"), float)
+    found = pd.DataFrame(rolls, columns=list(_ROLL_COLUMNS)).astype(kinds)
+    moments = {column: pd.to_datetime(found[column], utc=True).dt.as_unit("ns") for column in ("at", "common")}
+    return bars, found.assign(**moments)
 
 
 def cumulative_roll_factors(contract: np.ndarray, opens: np.ndarray, close: np.ndarray) -> np.ndarray:
@@ -121,12 +113,8 @@ def cumulative_roll_factors(contract: np.ndarray, opens: np.ndarray, close: np.n
 
 def _read_table(table: pd.DataFrame, spec: RollSpec) -> tuple[np.ndarray, np.ndarray, list[FuturesContract]]:
     """Return starts, the contract of each row as a position, and the contracts in order of expiry."""
-    if "contract" not in table:
-        raise BarsError("These bars name no contract", where="contract", next_step="leave the roll out")
     start_ns = table.index.as_unit("ns").asi8
     found, names = pd.factorize(table["contract"])
-    if not len(start_ns) or (np.diff(start_ns) < 0).any() or (found < 0).any():
-        raise BarsError("Contract bars come in time order, each with its contract", where="contract")
     _, first = np.unique(found, return_index=True)
     given = dict(spec.expiries)
     contracts = [
@@ -139,9 +127,7 @@ def _read_table(table: pd.DataFrame, spec: RollSpec) -> tuple[np.ndarray, np.nda
         raise BarsError("Contracts of several markets", where="contract", got=", ".join(roots), next_step=step)
     order = sorted(range(len(contracts)), key=lambda which: (contracts[which].delivery_sort_key, contracts[which].name))
     code = np.argsort(order)[found]
-    cell = start_ns // MINUTE_NS * len(contracts) + code
-    order_of_cells = np.argsort(cell, kind="stable")
-    again = order_of_cells[1:][np.diff(cell[order_of_cells]) == 0]
+    again = np.flatnonzero(pd.DataFrame({"start": start_ns, "code": code}).duplicated())
     if len(again):
         got = f"{table.index[again[0]]} twice for {names[found[again[0]]]}"
         raise BarsError("A contract has each minute once", where="contract", got=got, next_step="keep the right row")
@@ -175,13 +161,11 @@ def _roll_events(
     if not allowed.any():
         got = ", ".join(contract.name for contract in contracts[:5])
         raise BarsError("No contract of these delivery months", where="months", got=got, wanted=sorted(months))
-    last = (
-        np.array([contract.last_holding_day() for contract in contracts], "datetime64[D]")
-        if spec.by == "date"
-        else None
-    )
+    by_date = contracts if spec.by == "date" else []
+    last = np.array([contract.last_holding_day() for contract in by_date], "datetime64[D]")
     names = [contract.name for contract in contracts]
-    forced = _forced(spec, names, int(start_ns[-1]))
+    moments = [(pd.Timestamp(moment).as_unit("ns").value, name) for name, moment in spec.forced]
+    forced = [(at, _position(name, names, "forced")) for at, name in moments if at <= start_ns[-1]]
     changes = [] if spec.first is None else [(int(opens[0]), _position(spec.first, names, "first"), "first")]
     # a forced roll at an open comes after the rule's own
     events = sorted([(int(at), 0, k) for k, at in enumerate(opens)][1:] + [(at, 1, which) for at, which in forced])
@@ -218,11 +202,6 @@ def _nearest(lasting: np.ndarray, later: np.ndarray, present: int) -> int:
         return present
     able = np.flatnonzero(later & lasting)
     return int(able[0]) if len(able) else present
-
-
-def _forced(spec: RollSpec, names: list[str], end_ns: int) -> list[tuple[int, int]]:
-    moments = [(pd.Timestamp(moment).as_unit("ns").value, name) for name, moment in spec.forced]
-    return [(at, _position(name, names, "forced")) for at, name in moments if at <= end_ns]
 
 
 def _position(name: str, names: list[str], where: str) -> int:

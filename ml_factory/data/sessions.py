@@ -13,17 +13,18 @@ no edge of a session but a pause that explains a silence. Before November 2012 t
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 import pandas as pd
 
 from ml_factory.argument_checks import CALENDARS
-from ml_factory.data.holidays import DAY_NS, EXCHANGE, YEARS, days_without_holidays, holiday_early_closes
+from ml_factory.data.holidays import DAY_NS, EXCHANGE, YEARS, exchange_days
 from ml_factory.errors import BarsError, SettingsError, did_you_mean
 
 MINUTE_NS = 60_000_000_000
+PRICES = ("open", "high", "low", "close")
 INFER_SESSIONS = 20
 
 # calendar -> (zone, minutes from the exchange day's midnight to open and to close)
@@ -124,7 +125,7 @@ class ExchangeSessions:
 
 
 @dataclass(frozen=True)
-class _CalendarTable:
+class CalendarTable:
     """Every exchange day of 1970 to 2099, one entry a day (UTC nanoseconds).
 
     first : the first day, days since 1970-01-01
@@ -151,7 +152,7 @@ def _clock_to_utc(zone: str, days: np.ndarray, minute: np.ndarray | int) -> np.n
 
 
 @lru_cache(maxsize=len(TRADING_HOURS))
-def _calendar_table(calendar: str) -> _CalendarTable:
+def calendar_table(calendar: str) -> CalendarTable:
     """Build the calendar day by day; closed and short days by `data.holidays`.
 
     For currencies only Christmas and New Year are off, from 17:00 New York the evening before: reduced trading around
@@ -167,63 +168,48 @@ def _calendar_table(calendar: str) -> _CalendarTable:
     weekday = np.ones(len(days), bool) if calendar == "24h" else (days + 3) % 7 < 5  # day 0 was a Thursday
     early, held = closes.copy(), weekday.copy()
     if calendar in EXCHANGE:
-        held = np.isin(days, days_without_holidays(calendar))
-        short, minute = holiday_early_closes(calendar)
-        early[short - first] = np.minimum(early[short - first], _clock_to_utc(zone, short, minute))
+        traded, short = exchange_days(calendar)
+        held, which = np.isin(days, traded), np.array(list(short), np.int64)
+        ends = _clock_to_utc(zone, which, np.array(list(short.values()), np.int64))
+        early[which - first] = np.minimum(early[which - first], ends)
     if calendar == "fx":
         day = pd.DatetimeIndex(days.astype("datetime64[D]"))
         held &= ~(((day.month == 12) & (day.day == 25)) | ((day.month == 1) & (day.day == 1)))
     if calendar == "us_equity":
         closes = early  # the exchange itself closes: no regular trading after it
-    return _CalendarTable(first, _clock_to_utc(zone, days, min(open_minute, 0)), opens, closes, early, weekday, held)
+    return CalendarTable(first, _clock_to_utc(zone, days, min(open_minute, 0)), opens, closes, early, weekday, held)
 
 
-def scheduled_session_pauses(calendar: str, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return begin and end (UTC ns) of the scheduled pauses inside the sessions of exchange days first to last."""
-    days, length = scheduled_session_days(calendar, first, last)
+def scheduled_session_pauses(calendar: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return begin and end (UTC ns) of the scheduled pauses inside the sessions."""
     if calendar not in _PAUSES:
         return np.empty(0, np.int64), np.empty(0, np.int64)
-    until, begin, end = _PAUSES[calendar]
-    zone, open_minute, _ = TRADING_HOURS[calendar]
-    days = days[(days < int(np.datetime64(until).astype(int))) & (length >= end - open_minute)]
-    return _clock_to_utc(zone, days, begin), _clock_to_utc(zone, days, end)
+    (until, *minutes), zone = _PAUSES[calendar], TRADING_HOURS[calendar][0]
+    days, table = np.arange(int(np.datetime64(until).astype(int))), calendar_table(calendar)
+    begin, end = (_clock_to_utc(zone, days, minute) for minute in minutes)
+    kept = table.held[days - table.first] & (end <= table.early[days - table.first])
+    return begin[kept], end[kept]
 
 
 def scheduled_session_days(calendar: str, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the trading days by the calendar from `first` to `last`, and their open minutes."""
-    table = _calendar_table(calendar)
+    table = calendar_table(calendar)
     rows = np.arange(first - table.first, last + 1 - table.first)
     rows = rows[table.held[rows]]
     return rows + table.first, (table.early[rows] - table.opens[rows]) // MINUTE_NS
 
 
 def assign_sessions(start_ns: np.ndarray, calendar: str) -> ExchangeSessions:
-    """Return the session of each bar start (int64 ns, UTC, in any order; time order is faster)."""
-    start_ns = np.asarray(start_ns, np.int64)
-    if calendar not in TRADING_HOURS:
-        hint = did_you_mean(calendar, TRADING_HOURS)
-        raise SettingsError("Unknown trading calendar", where="calendar", got=repr(calendar), next_step=hint)
-    table = _calendar_table(calendar)
-    row = _days_of(start_ns, table.begin)
+    """Return the session of each bar start (int64 ns, UTC, in any order)."""
+    start_ns, table = np.asarray(start_ns, np.int64), calendar_table(calendar)
+    row = np.searchsorted(table.begin, start_ns, side="right") - 1
+    if len(row) and not 0 <= row.min() <= row.max() < len(table.begin) - 1:
+        got = f"{pd.Timestamp(start_ns.min())} to {pd.Timestamp(start_ns.max())}"
+        raise BarsError("Moments outside the calendar", where="timestamp", got=got, wanted="1970 to 2099")
     opens, closes, early = table.opens[row], table.closes[row], table.early[row]
     inside = table.weekday[row] & (start_ns >= opens) & (start_ns < closes)
     closes = np.where(start_ns < early, early, closes)
     return ExchangeSessions((row + table.first).astype(np.int32), opens, closes, inside)
-
-
-def _days_of(start_ns: np.ndarray, begin: np.ndarray) -> np.ndarray:
-    """Return int64[N]: the last day that begins at or before each moment; in time order, one search a day."""
-    if not len(start_ns):
-        return np.empty(0, np.int64)
-    low, high = start_ns.min(), start_ns.max()
-    if low < begin[0] or high >= begin[-1]:
-        got = f"{pd.Timestamp(low)} to {pd.Timestamp(high)}"
-        raise BarsError("Moments outside the calendar", where="timestamp", got=got, wanted="1970 to 2099")
-    if (start_ns[1:] < start_ns[:-1]).any():
-        return np.searchsorted(begin, start_ns, side="right") - 1
-    first, last = np.searchsorted(begin, (low, high), side="right") - 1
-    edges = np.searchsorted(start_ns, begin[first + 1 : last + 1])
-    return np.repeat(np.arange(first, last + 1), np.diff(edges, prepend=0, append=len(start_ns)))
 
 
 # Symbol roots: calendar and tick. Contract sizes share the tick of their parent (MES as ES).
@@ -333,35 +319,24 @@ def resolve_market_spec(
     known_calendar, known_tick = _lookup(symbol)
     source = {"calendar": "given" if calendar else "lookup", "tick": "given" if tick is not None else "lookup"}
     source["has_volume"] = "given" if has_volume is not None else "inferred"
-    calendar = calendar or known_calendar
-    tick = tick if tick is not None else known_tick
-    start_ns = bars.index.as_unit("ns").asi8 if bars is not None and len(bars) else np.empty(0, np.int64)
+    calendar, tick, since = calendar or known_calendar, known_tick if tick is None else tick, 0
+    start_ns = np.empty(0, np.int64) if bars is None else bars.index.as_unit("ns").asi8
     if calendar is None:
         if not len(start_ns):
             step = "give calendar= one of " + ", ".join(TRADING_HOURS)
             raise SettingsError("No calendar is known for this symbol", where="calendar", got=symbol, next_step=step)
         calendar, source["calendar"] = _infer_calendar(start_ns, bar_minutes), "inferred"
-    head = bars.iloc[: count_rows_of_first_sessions(start_ns, calendar)] if bars is not None and len(start_ns) else None
-    if tick is None and head is not None:
-        tick = _infer_tick(np.unique(head[["open", "high", "low", "close"]].to_numpy(float)))
-        source["tick"] = "inferred"
-    if has_volume is None:
-        has_volume = bool(head is not None and "volume" in head and (head["volume"].to_numpy(float) > 0).any())
-    since = 0
-    if head is not None and "inferred" in (source["calendar"], source["tick"]):
-        since = int(assign_sessions(start_ns[len(head) - 1 : len(head)], calendar).id[0]) + 1
-    return MarketSpec(
-        symbol, calendar, tick, has_volume, hole_minutes, bar_minutes=bar_minutes, learn_since=since,
-        source=tuple(sorted(source.items())),
-    )  # fmt: skip
-
-
-def count_rows_of_first_sessions(start_ns: np.ndarray, calendar: str) -> int:
-    """Return the number of leading rows that make up the first 20 sessions."""
-    guess = np.searchsorted(start_ns, start_ns[0] + 2 * INFER_SESSIONS * DAY_NS)
-    ids = assign_sessions(start_ns[:guess], calendar).id if guess else np.empty(0, np.int32)
-    distinct = np.unique(ids)
-    if len(distinct) < INFER_SESSIONS and guess < len(start_ns):
-        ids = assign_sessions(start_ns, calendar).id
-        distinct = np.unique(ids)
-    return int(np.searchsorted(ids, distinct[min(INFER_SESSIONS, len(distinct)) - 1], side="right"))
+    spec = MarketSpec(symbol, calendar, tick, bool(has_volume), hole_minutes, bar_minutes)
+    if bars is not None and len(bars):
+        session = assign_sessions(start_ns, calendar).id
+        last = np.unique(session)[:INFER_SESSIONS][-1]
+        head = bars.iloc[: np.searchsorted(session, last, side="right")]
+        if tick is None:
+            tick = _infer_tick(np.unique(head[list(PRICES)].to_numpy(float)))
+            source["tick"] = "inferred"
+        if has_volume is None:
+            has_volume = "volume" in head and (head["volume"].to_numpy(float) > 0).any()
+        since = int(last) + 1 if "inferred" in (source["calendar"], source["tick"]) else 0
+    return replace(
+        spec, tick=tick, has_volume=bool(has_volume), learn_since=since, source=tuple(sorted(source.items()))
+    )

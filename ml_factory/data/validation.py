@@ -19,7 +19,6 @@ from ml_factory.data.bar_report import (
 )
 from ml_factory.data.parsing import (
     LEAST_STEPS,
-    PRICES,
     SPELLINGS,
     RowFault,
     bar_starts,
@@ -31,9 +30,9 @@ from ml_factory.data.parsing import (
     row_fault_findings,
 )
 from ml_factory.data.prefix_hash import hash_bars
-from ml_factory.data.quality import expand_runs_to_rows, find_quality_issues, merge_findings_by_kind
+from ml_factory.data.quality import find_quality_issues, merge_findings_by_kind
 from ml_factory.data.rolls import cumulative_roll_factors
-from ml_factory.data.sessions import MINUTE_NS, MarketSpec, resolve_market_spec
+from ml_factory.data.sessions import MINUTE_NS, PRICES, MarketSpec, resolve_market_spec
 from ml_factory.errors import BarsError, SettingsError
 from ml_factory.storage.workspace import BAR_MINUTES
 
@@ -64,19 +63,13 @@ class RawBarSpec:
 
     def __post_init__(self):
         object.__setattr__(self, "columns", tuple((str(ours), str(theirs)) for ours, theirs in self.columns))
-        for ours, _ in self.columns:
-            if ours not in SPELLINGS:
-                raise SettingsError(
-                    "There is no such column of bars", where="columns", got=repr(ours), wanted=", ".join(SPELLINGS),
-                    next_step="give ours=theirs, such as close=Schluss",
-                )  # fmt: skip
-        if self.minutes is not None and (isinstance(self.minutes, bool) or self.minutes not in BAR_MINUTES):
-            wanted = ", ".join(map(str, BAR_MINUTES))
-            raise SettingsError("Bars of this length are not read", where="minutes", got=self.minutes, wanted=wanted)
-        for field, options in (("stamp", ("start", "end")), ("decimal", (None, ".", ","))):
-            if getattr(self, field) not in options:
-                wanted = " or ".join(repr(option) for option in options)
-                raise SettingsError("No such setting", where=field, got=repr(getattr(self, field)), wanted=wanted)
+        options = {"stamp": ("start", "end"), "decimal": (None, ".", ","), "minutes": (None, *BAR_MINUTES)}
+        given = [(name, getattr(self, name), known) for name, known in options.items()]
+        for name, value, known in [*given, *(("columns", ours, tuple(SPELLINGS)) for ours, _ in self.columns)]:
+            if value not in known or isinstance(value, bool):
+                wanted = " or ".join(map(repr, known))
+                what = "Bars of this length are not read" if name == "minutes" else "Bars are not read like this"
+                raise SettingsError(what, where=name, got=repr(value), wanted=wanted)
         if self.zone is not None:
             parse_time_zone(self.zone)
 
@@ -118,44 +111,36 @@ def validate_bars(
     if not len(raw):
         raise BarsError("No bars", where=where or "bars", got="0 rows", next_step="give a file that holds bars")
     contract = next((raw[name] for name in raw.columns if normalize_column_name(name) == "contract"), None)
-    start_ns, values, rows, findings, minutes = _ordered_rows(raw, spec, contract, where)
+    start_ns, values, findings, minutes = parse_bars(raw, spec, where)
+    named = {} if contract is None else {"contract": pd.factorize(contract)[0].astype(float)}
+    rows, found = _sort_and_deduplicate(start_ns, values | named, raw)
+    start_ns, values = start_ns[rows], {name: column[rows] for name, column in values.items()}
+    findings += [*found, *_spacing_faults(start_ns, rows, minutes)]
+    raise_on_bar_findings([finding for finding in findings if finding.severity == "refused"], where)
     known_volume = values.get("volume")
     values, found = _clean_volume(values, rows, market)
     findings += found
     index = pd.DatetimeIndex(start_ns.astype("datetime64[ns]"), tz="UTC", name="timestamp")
-    bars = pd.DataFrame(values, index=index)
+    bars, found = pd.DataFrame(values, index=index), []
     if contract is not None:
-        bars["contract"] = _factorize_contracts(contract.iloc[rows])
+        contract = contract.iloc[rows]
+        bars["contract"] = _factorize_contracts(contract)
         bars["chain"] = _chain(raw, rows, bars)
-    market = market or resolve_market_spec(symbol, bars, bar_minutes=minutes)
-    found, facts = [], {}
+        found.append(_contract_rolls(contract.to_numpy()))
+    market, facts = market or resolve_market_spec(symbol, bars, bar_minutes=minutes), {}
     if quality:
         prices, volume = {name: values[name] for name in PRICES}, known_volume if "volume" in values else None
-        found, facts = find_quality_issues(start_ns, prices, volume, market, minutes, spec.stamp)
-    found = merge_findings_by_kind([*found, *([] if contract is None else _contract_rolls(contract.iloc[rows]))])
-    findings += [replace(finding, rows=rows[finding.rows]) for finding in found]
-    findings += _too_few(len(bars))
+        issues, facts = find_quality_issues(start_ns, prices, volume, market, minutes, spec.stamp)
+        found = [*issues, *found]
+    findings += [replace(one, rows=rows[one.rows]) for one in merge_findings_by_kind(found) if len(one.rows)]
+    if len(bars) < FEW_BARS:
+        message = f"{len(bars)} bars are less than a day of any market: too few to learn from"
+        findings.append(BarFinding("few_bars", "reported", _NO_ROWS, message))
     if spec.strict:
         raise_on_bar_findings([finding for finding in findings if finding.severity == "reported"], where)
     facts |= {"calendar": market.calendar, "tick": market.tick, "has_volume": "volume" in values}
-    hashed = hash_bars(bars)
     findings.sort(key=lambda found: -SEVERITIES.index(found.severity))  # the most severe first
-    return bars, BarReport(tuple(findings), len(bars), index[0], index[-1], minutes, hashed, facts)
-
-
-def _ordered_rows(
-    raw: pd.DataFrame, spec: RawBarSpec, contract: pd.Series | None, where: object
-) -> tuple[np.ndarray, dict[str, np.ndarray], np.ndarray, list[BarFinding], int]:
-    """Return (start_ns, values, rows, findings, minutes): the bars by time, each once, with their rows in `raw`.
-
-    Raises BarsError for refused bars.
-    """
-    start_ns, values, findings, minutes = parse_bars(raw, spec, where)
-    named = {} if contract is None else {"contract": pd.factorize(contract)[0].astype(float)}
-    rows, found = _sort_and_deduplicate(start_ns, values | named, raw)
-    findings += [*found, *_spacing_faults(start_ns[rows], rows, minutes)]
-    raise_on_bar_findings([finding for finding in findings if finding.severity == "refused"], where)
-    return start_ns[rows], {name: column[rows] for name, column in values.items()}, rows, findings, minutes
+    return bars, BarReport(tuple(findings), len(bars), index[0], index[-1], minutes, hash_bars(bars), facts)
 
 
 def parse_bars(
@@ -227,18 +212,12 @@ def _chain(raw: pd.DataFrame, rows: np.ndarray, bars: pd.DataFrame) -> np.ndarra
     return chain
 
 
-def _contract_rolls(contract: pd.Series) -> list[BarFinding]:
+def _contract_rolls(names: np.ndarray) -> BarFinding:
     """Return the finding on bars whose contract differs from the previous bar's; positions among the bars."""
-    names = contract.to_numpy()
     rows = np.flatnonzero(names[1:] != names[:-1]) + 1
     shown = ", ".join(map(str, names[rows[:3]])) + ", ..." * (len(rows) > 3)
     message = f"the contract changes {pluralize_count(len(rows), 'time')} (to {shown})"
-    return [BarFinding("roll", "reported", rows, message)] if len(rows) else []
-
-
-def _too_few(count: int) -> list[BarFinding]:
-    message = f"{count} bars are less than a day of any market: too few to learn from"
-    return [BarFinding("few_bars", "reported", _NO_ROWS, message)] if count < FEW_BARS else []
+    return BarFinding("roll", "reported", rows, message)
 
 
 def _sort_and_deduplicate(start_ns: np.ndarray, values: dict, raw: pd.DataFrame) -> tuple[np.ndarray, list[BarFinding]]:
@@ -299,7 +278,7 @@ def _spacing_faults(start_ns: np.ndarray, rows: np.ndarray, minutes: int) -> lis
     at = pd.Timestamp(start_ns[first], tz="UTC")
     message = f"mixed spacing: from row {rows[first]} ({at}) on, {length[odd[0]]} steps of {steps[first]} minutes "
     message += f"among {minutes}-minute bars"
-    longer = rows[expand_runs_to_rows(edges[odd], length[odd])]
+    longer = rows[np.flatnonzero(np.repeat(np.isin(np.arange(len(length)), odd), length))]
     return [BarFinding("spacing", "refused", longer, message, "give one spacing throughout")]
 
 

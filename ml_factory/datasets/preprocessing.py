@@ -14,7 +14,7 @@ import numpy as np
 
 from ml_factory.datasets.feature_selection import SELECTIONS, FeatureSelection
 from ml_factory.datasets.fitted_transforms import PcaTransform, TransformFitSample
-from ml_factory.datasets.scaling import SCALERS, LinearScaler, Scaler, unreadable_scaler_error
+from ml_factory.datasets.scaling import SCALERS, LinearScaler, unreadable_scaler_error
 from ml_factory.errors import SettingsError, did_you_mean
 
 TRANSFORMS = {PcaTransform.kind: PcaTransform}
@@ -90,7 +90,7 @@ def fit_preprocessing_steps(steps: Sequence[str | Mapping], sample: TransformFit
     return fitted[0] if len(fitted) == 1 else Preprocessor(tuple(fitted))
 
 
-def step_feature_names_out(step: FittedStep | Scaler, names: Sequence[str]) -> tuple[str, ...]:
+def step_feature_names_out(step: FittedStep, names: Sequence[str]) -> tuple[str, ...]:
     """Return the output columns of a fitted step."""
     return tuple(names) if step.kind in SCALERS else step.names_out(tuple(names))
 

@@ -2,8 +2,6 @@
 
 import numpy as np
 
-from ml_factory.errors import SettingsError
-
 
 def sample_contiguous_blocks(rows: np.ndarray, limit: int, blocks: int = 4) -> np.ndarray:
     """Return at most `limit` of `rows` (increasing positions), as `blocks` contiguous runs spread evenly over time.
@@ -11,9 +9,6 @@ def sample_contiguous_blocks(rows: np.ndarray, limit: int, blocks: int = 4) -> n
     Used by QUICK: each run keeps its order and its neighbours, the first run starts at the first row and the last run
     ends at the last one. All rows are returned where `limit` allows it.
     """
-    for name, value in {"limit": limit, "blocks": blocks}.items():
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise SettingsError("Rows cannot be chosen like this", where=name, got=repr(value), wanted="1 or more")
     rows = np.asarray(rows)
     if len(rows) <= limit:
         return rows
@@ -32,8 +27,6 @@ def mask_rows_with_full_window(segment: np.ndarray, rows: np.ndarray, lookback: 
     rows : int64 positions into them
     lookback : rows of a window
     """
-    if isinstance(lookback, bool) or not isinstance(lookback, int | np.integer) or lookback < 1:
-        raise SettingsError("A window cannot be this long", where="lookback", got=repr(lookback), wanted="1 or more")
     segment, rows = np.asarray(segment), np.asarray(rows, np.int64)
     first = rows - (lookback - 1)
     return (first >= 0) & (segment[np.maximum(first, 0)] == segment[rows])

@@ -1,8 +1,7 @@
 """Feature scalers, fitted on training rows only: robust, standard and quantile."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -14,19 +13,6 @@ IQR_OF_NORMAL = 1.3489795003921634  # quartile distance of a standard normal: a 
 QUARTILES = (0.25, 0.5, 0.75)
 COLUMNS_AT_ONCE = 16  # columns copied for their quantiles: as fast as many, and little memory
 BLOCK_ROWS = 65_536
-
-
-class Scaler(Protocol):
-    """Interface of a fitted scaler: each row is scaled on its own.
-
-    `fit(x_NF, rows=None, **settings)`: rows are the int64 positions of the training rows; None: all of x_NF.
-    """
-
-    def transform(self, x_NF: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Return float32 (N, F), finite; NaN becomes 0, the center."""
-
-    def to_dict(self) -> dict:
-        """Return numbers and texts only; JSON stores them exactly."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +32,9 @@ class LinearScaler:
     def fit(cls, x_NF: np.ndarray, rows: np.ndarray | None = None, clip: float = 8.0) -> "LinearScaler":
         """Estimate center and scale from these rows, without non-finite values; an empty column gives (0, 1)."""
         _check_rows(x_NF, rows, cls.__name__)
-        return cls._from_center_and_scale(*cls._center_and_scale(np.asarray(x_NF, np.float32), rows), clip)
-
-    @classmethod
-    def _from_center_and_scale(cls, center: np.ndarray, scale: np.ndarray, clip: float) -> "LinearScaler":
         if not 0 < clip < np.inf:
             raise SettingsError("Values cannot be clipped like this", where="clip", got=clip, wanted="a number above 0")
+        center, scale = cls._center_and_scale(np.asarray(x_NF, np.float32), rows)
         # A spread at the level's own rounding error is a constant column: dividing would amplify noise.
         scale = np.where(scale > 1e-12 * np.maximum(1.0, np.abs(center)), scale, 1.0)
         return cls(np.where(np.isfinite(center), center, 0.0), scale, float(clip))
@@ -70,16 +53,12 @@ class LinearScaler:
 
     @classmethod
     def from_dict(cls, stored: dict) -> "LinearScaler":
-        try:
-            center, scale = (np.asarray(stored[name], np.float64) for name in ("center", "scale"))
-            clip = float(stored["clip"])
-            valid = stored["kind"] == cls.kind and center.ndim == 1 and center.shape == scale.shape
-            valid = valid and bool(np.isfinite(center).all() and np.isfinite(scale).all() and (scale > 0).all())
-        except (KeyError, TypeError, ValueError):
-            valid = False
-        if not valid or not 0 < clip < np.inf:
-            raise unreadable_scaler_error(stored, f"kind {cls.kind!r}, center and positive scale of one length, clip")
-        return cls(center, scale, clip)
+        center, scale = (np.asarray(stored[name], np.float64) for name in ("center", "scale"))
+        valid = center.ndim == 1 and center.shape == scale.shape and np.isfinite(center).all()
+        _check_stored(
+            stored, valid and np.isfinite(scale).all() and (scale > 0).all(), "center and positive scale of one length"
+        )
+        return cls(center, scale, float(stored["clip"]))
 
 
 class RobustScaler(LinearScaler):
@@ -93,9 +72,12 @@ class RobustScaler(LinearScaler):
 
     @staticmethod
     def _center_and_scale(x_NF: np.ndarray, rows: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        return _of_quartiles(
-            column_quantiles(x_NF, QUARTILES, rows), lambda f: x_NF[:, f] if rows is None else x_NF[rows, f]
-        )
+        low, center, high = column_quantiles(x_NF, QUARTILES, rows).T
+        scale = (high - low) / IQR_OF_NORMAL
+        for f in np.flatnonzero(~(scale > 0) & np.isfinite(center)):
+            values = x_NF[:, f] if rows is None else x_NF[rows, f]
+            scale[f] = values[np.isfinite(values)].astype(np.float64).std()
+        return center, scale
 
 
 def column_quantiles(x_NF: np.ndarray, shares: Sequence[float], rows: np.ndarray | None = None) -> np.ndarray:
@@ -116,16 +98,6 @@ def column_quantiles(x_NF: np.ndarray, shares: Sequence[float], rows: np.ndarray
             if len(finite):
                 found[f] = np.quantile(finite, shares)
     return found + 0.0  # a zero has no sign
-
-
-def _of_quartiles(quartiles_F3: np.ndarray, column: Callable[[int], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return (center, scale), float64[F] each; `column` returns one whose quartiles are equal."""
-    low, center, high = quartiles_F3.T
-    scale = (high - low) / IQR_OF_NORMAL
-    for f in np.flatnonzero(~(scale > 0) & np.isfinite(center)):
-        values = column(f)
-        scale[f] = values[np.isfinite(values)].astype(np.float64).std()
-    return center, scale
 
 
 class StandardScaler(LinearScaler):
@@ -199,15 +171,10 @@ class QuantileScaler:
 
     @classmethod
     def from_dict(cls, stored: dict) -> "QuantileScaler":
-        try:
-            knots, clip = np.asarray(stored["knots"], np.float64), float(stored["clip"])
-            valid = stored["kind"] == cls.kind and stored["shape"] in ("normal", "uniform") and knots.ndim == 2
-            valid = valid and bool(np.isfinite(knots).all() and (np.diff(knots, axis=1) >= 0).all())
-        except (KeyError, TypeError, ValueError):
-            valid = False
-        if not valid or not 0 < clip < np.inf:
-            raise unreadable_scaler_error(stored, "kind 'quantile', shape, clip, rising knots of one length")
-        return cls(knots, stored["shape"], clip)
+        knots = np.asarray(stored["knots"], np.float64)
+        valid = stored["shape"] in ("normal", "uniform") and knots.ndim == 2 and np.isfinite(knots).all()
+        _check_stored(stored, valid and (np.diff(knots, axis=1) >= 0).all(), "shape and rising knots of one length")
+        return cls(knots, stored["shape"], float(stored["clip"]))
 
 
 SCALERS = {scaler.kind: scaler for scaler in (RobustScaler, StandardScaler, QuantileScaler)}
@@ -224,6 +191,11 @@ def unreadable_scaler_error(stored: object, wanted: str) -> FactoryError:
     )
 
 
+def _check_stored(stored: dict, valid: bool, wanted: str) -> None:
+    if not valid or not 0 < float(stored["clip"]) < np.inf:
+        raise unreadable_scaler_error(stored, f"{wanted}, and a positive clip")
+
+
 def _check_rows(x_NF: np.ndarray, rows: np.ndarray | None, name: str) -> None:
     if x_NF.ndim != 2 or not (len(x_NF) if rows is None else len(rows)):
         raise SettingsError(
@@ -235,7 +207,7 @@ def _check_rows(x_NF: np.ndarray, rows: np.ndarray | None, name: str) -> None:
         )
 
 
-def _blocks(x_NF: np.ndarray, rows: np.ndarray | None):
+def _blocks(x_NF: np.ndarray, rows: np.ndarray | None) -> Iterator[np.ndarray]:
     """Yield the rows as float64, a block at a time."""
     for first in range(0, len(x_NF) if rows is None else len(rows), BLOCK_ROWS):
         block = slice(first, first + BLOCK_ROWS)

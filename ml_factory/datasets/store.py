@@ -31,7 +31,7 @@ from ml_factory.storage.files import disk_errors, files, open_regular_file
 from ml_factory.storage.json_values import fingerprint_json, to_json_value
 from ml_factory.storage.stored_paths import is_plain_name, stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol
-from ml_factory.targets.labels import BARRIERS
+from ml_factory.targets.barrier_kernels import BARRIERS
 
 FORMAT = 4
 MANIFEST, CURRENT, FEATURES, ROWS = "manifest.json", "current.json", "features.npy", "rows.npy"

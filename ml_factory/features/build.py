@@ -4,8 +4,9 @@ A file is one push of the stream: bars pushed singly or in chunks give the rows 
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -324,7 +325,11 @@ class FeatureStream:
         made, before = custom.get_custom_feature(name), self._recent[name]
         if not len(new):
             return np.empty(0)
-        bars = new if before is None else custom.concat_bars(before, new)
+        columns = {n: x for n, x in new.to_dict().items() if isinstance(x, np.ndarray)}
+        joined: dict[str, Any] = {
+            n: np.concatenate([getattr(before or new.part(0, 0), n), x]) for n, x in columns.items()
+        }
+        bars = replace(new, **joined)
         self._recent[name] = bars.part(-made.memory, len(bars))
         return custom.compute_custom_feature(made, bars)[len(bars) - len(new) :]
 

@@ -15,57 +15,44 @@ from ml_factory.code_fingerprint import globals_referenced_by_code, is_user_code
 
 def clone_function_without_state(function: Callable) -> Callable:
     """Return a function of the same code that shares nothing a call may change; uncopyable values are shared."""
-    return _FunctionCloner().of(function)
+    return _copy(function, {}, {})
 
 
-class _FunctionCloner:
-    """Copies of the values that functions read, each made once, so that shared values stay shared."""
+def _copy(value: object, made: dict[int, tuple[object, object]], memo: dict) -> object:
+    """Return a copy of a value that a function reads.
 
-    def __init__(self):
-        self.copies: dict[int, object] = {}
-        self.parts: dict[int, object] = {}  # memo of `deepcopy`
-        self.alive: list = []  # originals stay alive, so that no other object gets their id
-
-    def of(self, value: object) -> object:
-        if id(value) not in self.copies:
-            self.alive.append(value)
-            self.copies[id(value)] = self.make_copy(value)
-        return self.copies[id(value)]
-
-    def make_copy(self, value: object) -> object:
-        if isinstance(value, FunctionType):
-            return self.function(value) if is_user_code(value) else value
-        if isinstance(value, functools._lru_cache_wrapper):
-            return functools.lru_cache(**value.cache_parameters())(self.of(value.__wrapped__))
-        if isinstance(value, ModuleType | type):
-            return value
+    made : id -> (value, its copy), so that shared values stay shared, and alive: no other object gets their id
+    memo : of `deepcopy`
+    """
+    if id(value) in made:
+        return made[id(value)][1]
+    again = functools.partial(_copy, made=made, memo=memo)
+    copied = value
+    if isinstance(value, FunctionType):
+        return _copy_function(value, made, again) if is_user_code(value) else value
+    if isinstance(value, CellType):
+        copied = CellType()
+        made[id(value)] = value, copied
+        with suppress(ValueError):  # nothing in it yet
+            copied.cell_contents = again(value.cell_contents)
+    elif isinstance(value, functools._lru_cache_wrapper):
+        copied = functools.lru_cache(**value.cache_parameters())(again(value.__wrapped__))
+    elif not isinstance(value, ModuleType | type):
         with suppress(Exception):  # a lock or a connection is shared
-            return copy.deepcopy(value, self.parts)
-        return value
+            copied = copy.deepcopy(value, memo)
+    made[id(value)] = value, copied
+    return copied
 
-    def function(self, function: FunctionType) -> FunctionType:
-        outside = function.__globals__
-        found = self.copies.setdefault(id(outside), dict(outside))
-        cells = tuple(self.cell(cell) for cell in function.__closure__ or ())
-        copies = FunctionType(function.__code__, found, function.__name__, None, cells)
-        self.copies[id(function)] = copies  # before what it reads, which may be itself
-        copies.__defaults__ = function.__defaults__ and tuple(map(self.of, function.__defaults__))
-        copies.__kwdefaults__ = function.__kwdefaults__ and self.copy_values(function.__kwdefaults__)
-        copies.__dict__.update(self.copy_values(vars(function)))
-        found.update(
-            self.copy_values(
-                {name: outside[name] for name in globals_referenced_by_code(function.__code__) & outside.keys()}
-            )
-        )
-        return copies
 
-    def copy_values(self, values: dict) -> dict:
-        return {name: self.of(value) for name, value in values.items()}
-
-    def cell(self, cell: CellType) -> CellType:
-        if id(cell) not in self.copies:
-            self.alive.append(cell)
-            copies = self.copies[id(cell)] = CellType()
-            with suppress(ValueError):  # nothing in it yet
-                copies.cell_contents = self.of(cell.cell_contents)
-        return self.copies[id(cell)]
+def _copy_function(function: FunctionType, made: dict[int, tuple[object, object]], again: Callable) -> FunctionType:
+    outside = function.__globals__
+    _, found = made.setdefault(id(outside), (outside, dict(outside)))
+    cells = tuple(map(again, function.__closure__ or ()))
+    copied = FunctionType(function.__code__, found, function.__name__, None, cells)
+    made[id(function)] = function, copied  # before what it reads, which may be itself
+    read = globals_referenced_by_code(function.__code__) & outside.keys()
+    found.update({name: again(outside[name]) for name in read})
+    copied.__defaults__ = function.__defaults__ and tuple(map(again, function.__defaults__))
+    copied.__kwdefaults__ = {name: again(one) for name, one in (function.__kwdefaults__ or {}).items()} or None
+    copied.__dict__.update({name: again(one) for name, one in vars(function).items()})
+    return copied

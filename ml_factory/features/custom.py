@@ -14,10 +14,10 @@ import inspect
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,7 +28,6 @@ from ml_factory.errors import LookAheadError, SettingsError, did_you_mean
 from ml_factory.features.clone_function import clone_function_without_state
 from ml_factory.seeding import seeded_generator
 
-Function = TypeVar("Function", bound=Callable[[ResampledBars], np.ndarray])
 _FEATURES: dict[str, "CustomFeature"] = {}
 _PROOF_BARS, _PROOF_CUTS, _ROWS_BEFORE = 1500, 12, 8
 
@@ -51,17 +50,7 @@ class CustomFeature:
     original: Callable[[ResampledBars], np.ndarray]
 
 
-@overload
-def feature(function: Function, *, memory: int = 256, name: str | None = None) -> Function: ...
-
-
-@overload
-def feature(function: None = None, *, memory: int = 256, name: str | None = None) -> Callable[[Function], Function]: ...
-
-
-def feature(
-    function: Function | None = None, *, memory: int = 256, name: str | None = None
-) -> Function | Callable[[Function], Function]:
+def feature(function: Callable | None = None, *, memory: int = 256, name: str | None = None) -> Any:
     """Register a function as a feature, after a proof that it looks back only, and at most `memory` bars.
 
     Raises SettingsError for an unusable name, memory or result, LookAheadError naming the bar that changed.
@@ -197,7 +186,7 @@ def prove_custom_feature(made: CustomFeature, bars: ResampledBars) -> None:
         _raise_look_ahead(made, _unequal(from_head, whole[:cut]), f"the bars from {cut} on were cut off")
         for how, other in (
             ("were disturbed", _perturb_bars(bars, after, random)),
-            ("lost the first", _drop_bar(bars, cut)),
+            ("lost the first", bars.map(partial(np.delete, obj=cut))),
         ):
             _raise_look_ahead(
                 made, _unequal(compute_custom_feature(made, other)[:cut], whole[:cut]), f"the bars from {cut} on {how}"
@@ -242,30 +231,13 @@ def _raise_look_ahead(made: CustomFeature, wrong: np.ndarray, when: str) -> None
 
 
 def _check_memory(made: CustomFeature, bars: ResampledBars, whole: np.ndarray, cut: int) -> None:
-    alone, all_ = (
-        float(compute_custom_feature(made, bars.part(max(0, cut - made.memory), cut))[-1]),
-        float(whole[cut - 1]),
-    )
+    alone, all_ = compute_custom_feature(made, bars.part(max(0, cut - made.memory), cut))[-1], whole[cut - 1]
     if not np.isclose(alone, all_, rtol=0.0, atol=1e-6 * _spread(whole), equal_nan=True):
         raise LookAheadError(
             "A feature needs more bars than its memory", where=made.name,
             got=f"{alone:.6g} at bar {cut - 1} from the last {made.memory} bars, {all_:.6g} from all",
             wanted="the same within 1e-6 of its deviation", next_step="give a longer memory=",
         )  # fmt: skip
-
-
-def _drop_bar(bars: ResampledBars, row: int) -> ResampledBars:
-    """Return the bars without one."""
-    return _map_columns(bars, lambda column: np.delete(column, row))
-
-
-def concat_bars(bars: ResampledBars, later: ResampledBars) -> ResampledBars:
-    """Return the bars of both, in time order."""
-    columns: dict[str, Any] = {
-        name: None if column is None else np.concatenate([column, getattr(later, name)])
-        for name, column in _columns(bars).items()
-    }
-    return replace(bars, **columns)
 
 
 def _perturb_bars(bars: ResampledBars, where: np.ndarray, random: np.random.Generator) -> ResampledBars:
@@ -293,16 +265,6 @@ def custom_feature_proof_bars(count: int) -> ResampledBars:
     return ResampledBars(5, start, start + 5 * 60_000_000_000, opens, high, low, close, volume, session, session)
 
 
-def _columns(bars: ResampledBars) -> dict[str, np.ndarray | None]:
-    return {field.name: getattr(bars, field.name) for field in fields(bars) if field.name != "minutes"}
-
-
-def _map_columns(bars: ResampledBars, change: Callable) -> ResampledBars:
-    columns = _columns(bars).items()
-    changed: dict[str, Any] = {name: None if column is None else change(column) for name, column in columns}
-    return replace(bars, **changed)
-
-
 def _read_only(bars: ResampledBars) -> ResampledBars:
     """Return read-only views of the bars, so that a function cannot change them."""
 
@@ -311,7 +273,7 @@ def _read_only(bars: ResampledBars) -> ResampledBars:
         view.flags.writeable = False
         return view
 
-    return _map_columns(bars, frozen)
+    return bars.map(frozen)
 
 
 def _signature(function: Callable, memory: int) -> str:

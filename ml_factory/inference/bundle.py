@@ -19,10 +19,9 @@ import numpy as np
 import pandas as pd
 
 import ml_factory
-from ml_factory.data.parsing import PRICES
 from ml_factory.data.quality import OFF_SHARE, ON_SHARE, off_tick_rows
 from ml_factory.data.resample import resample_bars
-from ml_factory.data.sessions import TRADING_HOURS, MarketSpec
+from ml_factory.data.sessions import PRICES, TRADING_HOURS, MarketSpec
 from ml_factory.data.synthetic import SyntheticSpec, synthetic_market
 from ml_factory.data.validation import RawBarSpec
 from ml_factory.errors import BarsError, CheckpointError, MissingPackageError, SettingsError, refuse_damaged_content

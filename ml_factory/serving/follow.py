@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from ml_factory.data.bar_files import read_bars_table, read_copied_bars_table
+from ml_factory.data.bar_files import read_bars_table
 from ml_factory.errors import FactoryError, SettingsError, WorkspaceError
 from ml_factory.inference.bundle import check_bars_on_tick
 from ml_factory.serving.feed import Feed, ServedBundle, check_symbol_column, kept_bars
@@ -99,7 +99,7 @@ class FollowedFile:
         with tempfile.TemporaryDirectory() as folder:  # the file itself may have half a line more by now
             copy = Path(folder, "bars.csv")
             copy.write_bytes(whole)
-            return read_copied_bars_table(self._path, copy)
+            return read_bars_table(self._path, copy=copy)
 
     def _answers(self, table: pd.DataFrame) -> Iterator[dict[str, Any]]:
         """Yield the answers of the rows that are later than those before, part by part."""

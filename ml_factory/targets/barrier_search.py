@@ -55,13 +55,11 @@ class BarrierSearchSpec:
             and 0 <= self.neutral[0] < self.neutral[1] <= 1,
             "lean": _is_real(self.lean) and 0 < self.lean <= 1,
         }
-        wrong = [name for name, valid in right.items() if not valid]
-        if wrong:
-            default = next(f for f in fields(self) if f.name == wrong[0])
+        defaults = {f.name: f.default for f in fields(self)} | {"labels": LabelSpec()}
+        for name in (name for name, valid in right.items() if not valid):
             raise wrong_field_error(
-                self, wrong[0], "Barriers cannot be searched like this",
-                wanted=f"something like {LabelSpec() if wrong[0] == 'labels' else default.default!r}",
-                next_step=f"leave {wrong[0]} out for its default",
+                self, name, "Barriers cannot be searched like this", wanted=f"something like {defaults[name]!r}",
+                next_step=f"leave {name} out for its default",
             )  # fmt: skip
 
     def grid(self) -> list[LabelSpec]:
@@ -110,18 +108,15 @@ class SearchedLabelSpec:
     def from_json(cls, text: str) -> "SearchedLabelSpec":
         """Parse a label spec; raise SettingsError for another version, or a damaged one."""
         with refuse_damaged_content(SettingsError, "This label spec is damaged", next_step="search again"):
-            return cls._from_stored(parse_json(text))
-
-    @classmethod
-    def _from_stored(cls, stored: dict) -> "SearchedLabelSpec":
-        if stored.get("version") != VERSION:
-            raise SettingsError(
-                "A searched label spec of another version", where="version", got=stored.get("version"), wanted=VERSION,
-                next_step="search again",
-            )  # fmt: skip
-        search = stored["search"] | {"labels": LabelSpec(**stored["search"]["labels"])}
-        parts = {"labels": LabelSpec(**stored["labels"]), "search": BarrierSearchSpec(**search)}
-        return cls(**(stored | parts | {"seen_rows": BarrierSearchRows(**stored["seen_rows"])}))
+            stored = parse_json(text)
+            if stored.get("version") != VERSION:
+                raise SettingsError(
+                    "A searched label spec of another version", where="version", got=stored.get("version"),
+                    wanted=VERSION, next_step="search again",
+                )  # fmt: skip
+            search = stored["search"] | {"labels": LabelSpec(**stored["search"]["labels"])}
+            parts = {"labels": LabelSpec(**stored["labels"]), "search": BarrierSearchSpec(**search)}
+            return cls(**(stored | parts | {"seen_rows": BarrierSearchRows(**stored["seen_rows"])}))
 
 
 def _is_whole(value: object) -> bool:
@@ -165,85 +160,73 @@ def search_barriers_on_training_rows(
     ------
     SettingsError : no point keeps the balance (the message has the nearest one), or rows that do not exist
     """
-    view, grid, points = _View.of(base, minute_bars, market, train_rows, evaluated), spec.grid(), []
+    rows, others = (
+        np.unique(pd.DatetimeIndex([] if moments is None else moments).as_unit("ns").asi8)
+        for moments in (train_rows, evaluated)
+    )
+    unknown, shared = np.setdiff1d(rows, base.known_at), np.intersect1d(rows, others)
+    if not len(rows) or len(unknown) or len(shared):
+        raise SettingsError(
+            "Barriers cannot be searched on these rows",
+            where="train_rows",
+            got=f"{len(rows)} rows, {len(unknown)} without a bar, {len(shared)} of them evaluated",
+            wanted="rows of the base frame, none of which is evaluated",
+            next_step="give labels.index[train] and evaluated=labels.index[test]",
+        )
+    by = np.append(others - 1, rows[-1])[np.searchsorted(others, rows)]
+    until = int(by.max())
+    moment = [pd.Timestamp(int(t), tz="UTC").isoformat() for t in (rows[0], rows[-1], until)]
+    seen = fingerprint_searched_bars(base, minute_bars, market, until)
+    seen = BarrierSearchRows(*moment, len(rows), _digest(rows, by), seen)
+    base, grid, points = _up_to(base, until), spec.grid(), []
+    minute_bars = None if minute_bars is None else _up_to(minute_bars, until)
     for labels in grid:
-        points.append({"k": labels.k_up, "sigma_span": labels.sigma_span} | view.evaluate(labels))
+        made = triple_barrier_labels(base, minute_bars, labels, market)
+        known_at, ends = made.index.as_unit("ns").asi8, pd.DatetimeIndex(made["label_end"]).as_unit("ns").asi8
+        at = np.minimum(np.searchsorted(rows, known_at), len(rows) - 1)
+        clear = (made["barrier"] != "ambiguous").to_numpy()
+        made = made[clear & (rows[at] == known_at) & (ends <= by[at])]
+        value = _information(made, labels, base, market) / len(rows) if len(made) else 0.0
+        shares = {name: float((made["label"] == side).mean()) for name, side in _SIDES.items()}  # NaN without rows
+        found = {"value": value, "rows": len(made), **shares}
+        points.append({"k": labels.k_up, "sigma_span": labels.sigma_span} | found)
         done(1)
     table = pd.DataFrame(points)
-    beyond = _beyond_balance(spec, table)
+    low, high = spec.neutral
+    beyond = np.maximum(low - table["neutral"], table["neutral"] - high).clip(lower=0)
+    beyond += ((table["long"] - table["short"]).abs() - spec.lean).clip(lower=0)
     table["kept"] = beyond == 0
     if not table["kept"].any():
-        raise _unbalanced_error(spec, points[beyond.idxmin()], len(points))
+        near = points[beyond.fillna(2.0).idxmin()]
+        raise SettingsError(
+            f"None of {len(points)} barriers keeps the balance asked for",
+            where=f"barriers for {spec.labels.horizon} bars",
+            got=", ".join(f"{name} {near[name]:.1%}" for name in _SIDES)
+            + f" at the nearest, k {near['k']:g} and sigma_span {near['sigma_span']}",
+            wanted=f"neutral {low:.0%} to {high:.0%}, |long - short| at most {spec.lean:.0%}",
+            next_step="widen neutral or lean, or give other k; without a search the given barriers stand",
+        )
     best = table["value"].where(table["kept"]).idxmax()  # the first of equals
-    return SearchedLabelSpec(grid[best], spec, view.seen, points[best]), table
-
-
-@dataclass(frozen=True)
-class _View:
-    """Data that a search may see: bars up to its last moment, its rows, and when each label must have ended."""
-
-    base: ResampledBars
-    minute_bars: ResampledBars | None
-    market: MarketSpec
-    rows: np.ndarray  # int64[R] ns, increasing
-    by: np.ndarray  # int64[R] ns, the latest label_end allowed
-    seen: BarrierSearchRows
-
-    @classmethod
-    def of(cls, base, minute_bars, market, train_rows, evaluated) -> "_View":
-        rows = np.unique(pd.DatetimeIndex(train_rows).as_unit("ns").asi8)
-        others = np.unique(pd.DatetimeIndex([] if evaluated is None else evaluated).as_unit("ns").asi8)
-        unknown, shared = np.setdiff1d(rows, base.known_at), np.intersect1d(rows, others)
-        if not len(rows) or len(unknown) or len(shared):
-            raise SettingsError(
-                "Barriers cannot be searched on these rows",
-                where="train_rows",
-                got=f"{len(rows)} rows, {len(unknown)} without a bar, {len(shared)} of them evaluated",
-                wanted="rows of the base frame, none of which is evaluated",
-                next_step="give labels.index[train] and evaluated=labels.index[test]",
-            )
-        by = np.append(others - 1, rows[-1])[np.searchsorted(others, rows)]
-        until = int(by.max())
-        seen = fingerprint_searched_bars(base, minute_bars, market, until)
-        base, minute_bars = _up_to(base, until), None if minute_bars is None else _up_to(minute_bars, until)
-        moment = [pd.Timestamp(int(t), tz="UTC").isoformat() for t in (rows[0], rows[-1], until)]
-        seen = BarrierSearchRows(*moment, len(rows), _digest(rows, by), seen)
-        return cls(base, minute_bars, market, rows, by, seen)
-
-    def evaluate(self, labels: LabelSpec) -> dict:
-        """Evaluate the labels of these barriers: value (bits a training row), rows, and class shares, NaN without
-        rows.
-        """
-        table = triple_barrier_labels(self.base, self.minute_bars, labels, self.market)
-        known_at = table.index.as_unit("ns").asi8
-        at = np.minimum(np.searchsorted(self.rows, known_at), len(self.rows) - 1)
-        ends = pd.DatetimeIndex(table["label_end"]).as_unit("ns").asi8
-        allowed = (self.rows[at] == known_at) & (ends <= self.by[at])
-        table = table[allowed & (table["barrier"] != "ambiguous").to_numpy()]
-        sides = table["label"].to_numpy()
-        value = self._information(table, labels) / len(self.rows) if len(table) else 0.0
-        shares = {name: float((sides == side).mean()) if len(table) else math.nan for name, side in _SIDES.items()}
-        return {"value": value, "rows": len(table), **shares}
-
-    def _information(self, table: pd.DataFrame, labels: LabelSpec) -> float:
-        """Compute the entropy of the classes in bits, times the non-overlapping rows, net of round-trip costs."""
-        entry = table["entry_bar"].to_numpy()
-        unique = average_uniqueness(entry + 1, table["exit_bar"].to_numpy(), len(self.base))
-        cost = np.log1p(labels.cost_ticks * (self.market.tick or 0.0) / self.base.close[entry])
-        distance = 0.5 * (table["up"].to_numpy() + table["down"].to_numpy())
-        shares = np.bincount(table["label"].to_numpy() + 1, unique, minlength=3) / unique.sum()
-        entropy = -sum(p * math.log2(p) for p in shares.tolist() if p > 0)
-        return float(entropy * (unique * np.maximum(1 - cost / distance, 0)).sum())
+    return SearchedLabelSpec(grid[best], spec, seen, points[best]), table
 
 
 _SIDES = {"short": -1, "neutral": 0, "long": 1}
 
 
+def _information(table: pd.DataFrame, labels: LabelSpec, base: ResampledBars, market: MarketSpec) -> float:
+    """Compute the entropy of the classes in bits, times the non-overlapping rows, net of round-trip costs."""
+    entry = table["entry_bar"].to_numpy()
+    unique = average_uniqueness(entry + 1, table["exit_bar"].to_numpy(), len(base))
+    cost = np.log1p(labels.cost_ticks * (market.tick or 0.0) / base.close[entry])
+    distance = 0.5 * (table["up"].to_numpy() + table["down"].to_numpy())
+    shares = np.bincount(table["label"].to_numpy() + 1, unique, minlength=3) / unique.sum()
+    entropy = -sum(p * math.log2(p) for p in shares.tolist() if p > 0)
+    return float(entropy * (unique * np.maximum(1 - cost / distance, 0)).sum())
+
+
 def _up_to(frame: ResampledBars, until: int) -> ResampledBars:
     """Return the bars known by `until`."""
-    count = int(np.searchsorted(frame.known_at, until, side="right"))
-    arrays = {f.name: getattr(frame, f.name) for f in fields(frame)}
-    return replace(frame, **{name: a[:count] for name, a in arrays.items() if isinstance(a, np.ndarray)})
+    return frame.part(0, int(np.searchsorted(frame.known_at, until, side="right")))
 
 
 def fingerprint_searched_bars(
@@ -255,33 +238,11 @@ def fingerprint_searched_bars(
     """
     parts = [f"{market.calendar} {market.tick}".encode()]
     for frame in (base, minute_bars):
-        stop = 0 if frame is None else int(np.searchsorted(frame.known_at, until, side="right"))
-        names = ("known_at", "open", "high", "low", "close", "segment") if stop else ()
-        parts += [np.ascontiguousarray(getattr(frame, name)[:stop]) for name in names]
+        known = None if frame is None else _up_to(frame, until)
+        names = ("known_at", "open", "high", "low", "close", "segment") if known is not None and len(known) else ()
+        parts += [np.ascontiguousarray(getattr(known, name)) for name in names]
     return _digest(*parts)
 
 
 def _digest(*parts: np.ndarray | bytes) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()
-
-
-def _beyond_balance(spec: BarrierSearchSpec, table: pd.DataFrame) -> pd.Series:
-    """Return how far the class shares of each point are beyond the balance; 0 where they keep it."""
-    low, high = spec.neutral
-    neutral = np.maximum(low - table["neutral"], table["neutral"] - high).clip(lower=0)
-    lean = ((table["long"] - table["short"]).abs() - spec.lean).clip(lower=0)
-    return (neutral + lean).fillna(2.0)  # without rows there are no shares
-
-
-def _unbalanced_error(spec: BarrierSearchSpec, near: dict, points: int) -> SettingsError:
-    shares = ", ".join(f"{name} {near[name]:.1%}" for name in _SIDES)
-    return SettingsError(
-        f"None of {points} barriers keeps the balance asked for",
-        where=f"barriers for {spec.labels.horizon} bars",
-        got=f"{shares} at the nearest, k {near['k']:g} and sigma_span {near['sigma_span']}",
-        wanted=f"neutral {spec.neutral[0]:.0%} to {spec.neutral[1]:.0%}, |long - short| at most {spec.lean:.0%}",
-        next_step="widen neutral or lean, or give other k; without a search the given barriers stand",
-    )
+    return hashlib.sha256(b"".join(map(bytes, parts))).hexdigest()

@@ -12,15 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ml_factory.argument_checks import LABEL_KINDS
+from ml_factory.argument_checks import LABEL_KINDS, check_field_types
 from ml_factory.data.resample import ResampledBars
 from ml_factory.data.sessions import MarketSpec
-from ml_factory.errors import SettingsError, did_you_mean, wrong_field_error
-from ml_factory.targets.barrier_kernels import BARRIERS, barrier_prices_kernel
+from ml_factory.errors import did_you_mean, wrong_field_error
+from ml_factory.targets.barrier_kernels import barrier_prices_kernel
 from ml_factory.targets.label_table import (
     SESSION_ENDS,
     SIDE,
-    average_uniqueness,
     build_label_table,
     find_labelable_rows,
     simulate_label_exits,
@@ -29,16 +28,7 @@ from ml_factory.targets.label_table import (
 KINDS = LABEL_KINDS
 _SIDES = {"short": -1, "neutral": 0, "long": 1}
 _BETS = {"pass": 0, "act": 1}
-
-__all__ = [
-    "BARRIERS",
-    "KINDS",
-    "LabelSpec",
-    "average_uniqueness",
-    "label_classes",
-    "triple_barrier_labels",
-    "triple_barrier_prices",
-]
+_TREND = "trend_scanning"  # of one bar has no residual
 
 
 @dataclass(frozen=True)
@@ -72,39 +62,26 @@ class LabelSpec:
     against: bool = False
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            step = did_you_mean(self.kind, KINDS) if isinstance(self.kind, str) else ""
-            if self.kind == "forward_return":
-                step = "a return is a number and models take classes: use direction, its sign"
-            raise self._wrong("kind", ", ".join(KINDS), step or "use triple_barrier")
-        for name, (fewest, most) in {"horizon": (1, 10_000), "sigma_span": (2, 100_000)}.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or not fewest <= value <= most:
-                step = f"set {name} to a number such as {20 if name == 'horizon' else 100}"
-                raise self._wrong(name, f"a whole number of bars from {fewest} to {most}", step)
-        for name, least in {"k_up": 1e-6, "k_down": 1e-6, "cost_ticks": 0.0, "primary_least": 0.0}.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
-                wanted = "a finite number, 0 or more" if least == 0 else "a finite number above 0"
-                raise self._wrong(name, wanted, f"set {name} to {0 if name == 'primary_least' else 0.8}")
-        if self.kind == "trend_scanning" and self.horizon < 2:
-            raise self._wrong("horizon", "2 bars or more", "a line through two points has no residual: use 20")
-        if self.session_end not in SESSION_ENDS:
-            step = "use 'session' to keep rows near the end of a session"
-            raise self._wrong("session_end", ", ".join(map(repr, SESSION_ENDS)), step)
-        for name, step in {"round_to_tick": "use False where prices follow no tick", "against": "use False"}.items():
-            if not isinstance(getattr(self, name), bool):
-                raise self._wrong(name, "True or False", step)
-        self._check_primary()
-
-    def _wrong(self, name: str, wanted: str, step: str) -> SettingsError:
-        return wrong_field_error(self, name, "A label cannot be made like this", wanted=wanted, next_step=step)
-
-    def _check_primary(self) -> None:
-        """Check that meta-labels, and only they, have a primary side."""
-        if self.kind == "meta" and not self.primary:
-            step = "give primary= (prepare --primary), such as macd_12_26"
-            raise self._wrong("primary", "a column of the base bars, whose sign is the side of the bet", step)
+        check_field_types(self)
+        kind = did_you_mean(self.kind, KINDS)
+        if self.kind == "forward_return":
+            kind = "a return is a number and models take classes: use direction, its sign"
+        column, least = "a column of the base bars, whose sign is the side of the bet", 2 if self.kind == _TREND else 1
+        rules = {
+            "kind": (self.kind in KINDS, ", ".join(KINDS), kind),
+            "horizon": (least <= self.horizon <= 10_000, f"a whole number of bars from {least} to 10,000", "use 20"),
+            "sigma_span": (2 <= self.sigma_span <= 100_000, "a whole number of bars from 2 to 100,000", "use 100"),
+            "session_end": (self.session_end in SESSION_ENDS, " or ".join(SESSION_ENDS), "use session"),
+            "primary": (bool(self.primary) or self.kind != "meta", column, "give primary= (prepare --primary), "
+                        "such as macd_12_26"),
+        }  # fmt: skip
+        for name, low in {"k_up": 1e-6, "k_down": 1e-6, "cost_ticks": 0.0, "primary_least": 0.0}.items():
+            wanted = "a finite number, 0 or more" if low == 0 else "a finite number above 0"
+            rules[name] = (low <= getattr(self, name) < math.inf, wanted, "leave it out for its default")
+        for name, (valid, wanted, step) in rules.items():
+            if not valid:
+                what = "A label cannot be made like this"
+                raise wrong_field_error(self, name, what, wanted=wanted, next_step=step)
         if self.kind != "meta" and (self.primary or self.against or self.primary_least):
             step = "set kind to meta (prepare --target meta), or leave the primary side out"
             raise wrong_field_error(self, "kind", "Only meta-labels have a primary side", wanted="meta", next_step=step)
@@ -118,7 +95,7 @@ def label_classes(kind: str) -> dict[str, int]:
 def expected_label_classes(kind: str) -> dict[str, int]:
     """Return the classes that rows of any market should have: a trend is neutral only if the price is constant."""
     classes = label_classes(kind)
-    return {name: label for name, label in classes.items() if label or kind != "trend_scanning"}
+    return {name: label for name, label in classes.items() if label or kind != _TREND}
 
 
 def stored_label_kind(settings: Mapping) -> str:

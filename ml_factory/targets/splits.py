@@ -21,7 +21,8 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from ml_factory.errors import BarsError, SettingsError, wrong_field_error
+from ml_factory.argument_checks import check_field_types
+from ml_factory.errors import BarsError, SettingsError
 from ml_factory.targets.label_table import usable_label_rows
 
 MOST_FOLDS = 1_000  # of a combinatorial cross-validation: each is a training
@@ -43,19 +44,19 @@ class SplitSpec:
     embargo_bars: int = 64
 
     def __post_init__(self):
-        for name in ("train", "validation"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
-                what, step = "The rows cannot be split like this", "use for example train=0.7, validation=0.15"
-                raise wrong_field_error(self, name, what, wanted="a share between 0 and 1", next_step=step)
-        if not self.train + self.validation < 1 or not math.isfinite(self.train + self.validation):
-            raise SettingsError(
-                "The rows cannot be split like this",
-                where="SplitSpec.train + SplitSpec.validation",
-                got=self.train + self.validation,
-                wanted="less than 1, so that test rows remain",
-                next_step="use for example train=0.7, validation=0.15",
-            )
+        check_field_types(self)
+        shares = {
+            "train": self.train,
+            "validation": self.validation,
+            "train + validation": self.train + self.validation,
+        }
+        for name, share in shares.items():
+            if not 0 < share < 1:
+                raise SettingsError(
+                    "The rows cannot be split like this", where=f"SplitSpec.{name}", got=share,
+                    wanted="a share between 0 and 1, so that test rows remain",
+                    next_step="use for example train=0.7, validation=0.15",
+                )  # fmt: skip
         check_split_embargo(self.embargo_bars, "SplitSpec.embargo_bars")
 
 

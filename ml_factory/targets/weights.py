@@ -4,23 +4,14 @@ Source: Lopez de Prado, *Advances in Financial Machine Learning* (2018), chapter
 computed from the given rows alone: those of one fold's training part, never from evaluated rows.
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from ml_factory.errors import SettingsError, wrong_field_error
-from ml_factory.targets.labels import average_uniqueness
-
-__all__ = [
-    "WeightSpec",
-    "average_uniqueness",
-    "effective_sample_size",
-    "label_concurrency",
-    "time_decay_weights",
-    "training_weights",
-]
+from ml_factory.argument_checks import check_field_types
+from ml_factory.errors import wrong_field_error
+from ml_factory.targets.label_table import average_uniqueness
 
 
 @dataclass(frozen=True)
@@ -36,10 +27,12 @@ class WeightSpec:
     decay: float = 1.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.uniqueness, bool):
-            what, step = "Rows cannot be weighed like this", "leave uniqueness out for its default"
-            raise wrong_field_error(self, "uniqueness", what, wanted="True or False", next_step=step)
-        _check_decay(self.decay, "WeightSpec.decay")
+        check_field_types(self)
+        if not -1 < self.decay <= 1:
+            raise wrong_field_error(
+                self, "decay", "Rows cannot be weighed like this", wanted="a number above -1, at most 1",
+                next_step="use 1 for no decay, or for example 0.5",
+            )  # fmt: skip
 
 
 def training_weights(rows: pd.DataFrame, spec: WeightSpec | None = None) -> np.ndarray:
@@ -60,20 +53,12 @@ def training_weights(rows: pd.DataFrame, spec: WeightSpec | None = None) -> np.n
         return weights
     offset, bars = int(first.min()), int(last.max() - first.min()) + 1
     first, last = first - offset, last - offset
-    if spec.uniqueness:
-        weights[clear] = average_uniqueness(first, last, bars)
-    else:
-        weights[clear] = 1.0
+    uniqueness = average_uniqueness(first, last, bars)
+    weights[clear] = uniqueness if spec.uniqueness else 1.0
     if spec.decay != 1:
-        weights[clear] *= time_decay_weights(average_uniqueness(first, last, bars), spec.decay)
+        weights[clear] *= time_decay_weights(uniqueness, spec.decay)
     total = weights.sum()
     return weights * (len(rows) / total) if total > 0 else weights
-
-
-def label_concurrency(start_pos: np.ndarray, end_pos: np.ndarray, n: int) -> np.ndarray:
-    """Return int64[n]: labels alive on each bar (AFML 4.3), given first and last bar of each, both included."""
-    change = np.bincount(start_pos, minlength=n + 1) - np.bincount(np.asarray(end_pos) + 1, minlength=n + 1)
-    return np.cumsum(change[:n])
 
 
 def time_decay_weights(uniqueness: np.ndarray, oldest: float) -> np.ndarray:
@@ -84,7 +69,6 @@ def time_decay_weights(uniqueness: np.ndarray, oldest: float) -> np.ndarray:
     uniqueness : float64[n], oldest row first
     oldest : `WeightSpec.decay`
     """
-    _check_decay(oldest, "oldest")
     age = np.cumsum(uniqueness)
     slope = (1.0 - oldest) / age[-1] if oldest >= 0 else 1.0 / ((oldest + 1.0) * age[-1])
     return np.maximum(1.0 - slope * (age[-1] - age), 0.0)
@@ -115,14 +99,3 @@ def _label_spans(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray
     """Return int64: positions of the clear rows, and the first and last bar on which each label lives."""
     clear = np.flatnonzero((rows["barrier"] != "ambiguous").to_numpy())
     return clear, rows["entry_bar"].to_numpy(np.int64)[clear] + 1, rows["exit_bar"].to_numpy(np.int64)[clear]
-
-
-def _check_decay(value: object, where: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not -1 < value <= 1 or math.isnan(value):
-        raise SettingsError(
-            "Rows cannot be weighed like this",
-            where=where,
-            got=repr(value),
-            wanted="a number above -1, at most 1",
-            next_step="use 1 for no decay, or for example 0.5",
-        )

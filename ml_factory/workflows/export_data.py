@@ -13,8 +13,7 @@ import pyarrow.parquet
 from ml_factory.data.databases.address import parse_database_address
 from ml_factory.data.databases.postgres import Postgres
 from ml_factory.data.databases.questdb import QuestDB
-from ml_factory.data.databases.selected_rows import SelectedRows
-from ml_factory.data.databases.selection import RowSelection, check_output_format, format_time
+from ml_factory.data.databases.selected_rows import RowSelection, SelectedRows, check_output_format, format_time
 from ml_factory.errors import DatabaseError
 from ml_factory.progress import progress_phase
 from ml_factory.result import Result

@@ -110,13 +110,14 @@ from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.mirror import Mirror
 from ml_factory.storage.serialization import deserialize_state, serialize_state
 from ml_factory.storage.workspace import Workspace
+from ml_factory.targets.barrier_kernels import BARRIERS
 from ml_factory.targets.label_sufficiency import (
     check_class_sufficiency,
     check_horizon_fits_session,
     longest_session_bars,
 )
 from ml_factory.targets.label_table import SESSION_ENDS
-from ml_factory.targets.labels import BARRIERS, LabelSpec, triple_barrier_labels
+from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
 from ml_factory.targets.splits import (
     SplitSpec,
     chronological_split,
@@ -130,7 +131,6 @@ from ml_factory.targets.weights import (
     WeightSpec,
     average_uniqueness,
     effective_sample_size,
-    label_concurrency,
     time_decay_weights,
     training_weights,
 )

@@ -12,7 +12,6 @@ from tests.contract.doors import (
     WeightSpec,
     average_uniqueness,
     effective_sample_size,
-    label_concurrency,
     resample_bars,
     time_decay_weights,
     training_weights,
@@ -72,14 +71,6 @@ def test_training_weights_have_mean_1_and_use_training_rows_only():
 def test_training_weights_categorical_barriers_equal_text_barriers():
     rows = lives((0, 2), (2, 3))
     assert (training_weights(rows) == training_weights(rows.astype({"barrier": "category"}))).all()
-
-
-def test_concurrency_equals_afml_example():
-    """AFML 4.5.3: one label on each return but the third, where two live."""
-    assert label_concurrency(np.array([0, 2, 4]), np.array([2, 3, 5]), 6).tolist() == [1, 1, 2, 1, 1, 1]
-
-
-RETURNS = np.array([np.nan, 0.01, 0.02, -0.06, 0.04, 0.01, -0.03, np.nan])
 
 
 @pytest.mark.parametrize(

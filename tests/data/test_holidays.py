@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.data.holidays import EXCHANGE, days_without_holidays, holiday_early_closes
+from ml_factory.data.holidays import exchange_days
 from ml_factory.data.sessions import assign_sessions, resolve_market_spec
 
 # Chicago time of the last trade; "" where the day is a regular one (16:00; NYMEX until 2015: 16:15).
@@ -37,14 +37,7 @@ def test_sessions_of_short_day_closes_at_published_time(day, group, close):
     morning = pd.Timestamp(f"{day} 07:00", tz="America/Chicago")
     got = assign_sessions(np.array([morning.value]), group)
     assert pd.Timestamp(got.close_ns[0], tz="UTC") == pd.Timestamp(f"{day} {close or '16:00'}", tz="America/Chicago")
-    assert int(np.datetime64(day).astype(int)) in days_without_holidays(group)
-
-
-@pytest.mark.parametrize("group", sorted(EXCHANGE))
-def test_short_days_are_sorted_open_days(group):
-    days, minutes = holiday_early_closes(group)
-    assert (np.diff(days) > 0).all() and np.isin(days, days_without_holidays(group)).all()
-    assert ((minutes >= 8 * 60) & (minutes < 16 * 60)).all()
+    assert int(np.datetime64(day).astype(int)) in exchange_days(group)[0]
 
 
 # file -> the group whose schedule its bars end by; the last bar of a short day may be missing by this many minutes
@@ -54,16 +47,12 @@ def test_short_days_are_sorted_open_days(group):
 )
 def test_short_days_last_bar_of_real_file_is_at_scheduled_close(shared_data, name, symbol, slack):
     """Every short session of the file ends with its scheduled minute."""
-    path = shared_data / f"{name}.parquet"
-    if not path.is_file():
-        pytest.skip(f"no {path}")
-    stamps = pd.DatetimeIndex(pd.read_parquet(path, columns=["timestamp"])["timestamp"])
+    stamps = pd.DatetimeIndex(pd.read_parquet(shared_data / f"{name}.parquet", columns=["timestamp"])["timestamp"])
     sessions = assign_sessions(stamps.as_unit("ns").asi8, resolve_market_spec(symbol).calendar)
     last = pd.Series(stamps.as_unit("ns").asi8).groupby(sessions.id).max()
     local = pd.DatetimeIndex(last.to_numpy(), tz="UTC").tz_convert("America/Chicago")
     seen = pd.Series(local.hour * 60 + local.minute, index=last.index)
-    days, minutes = holiday_early_closes(resolve_market_spec(symbol).calendar)
-    planned = pd.Series(minutes, index=days).reindex(seen.index).dropna()
+    planned = pd.Series(exchange_days(resolve_market_spec(symbol).calendar)[1]).reindex(seen.index).dropna()
     planned = planned[planned.index < seen.index[-1]]  # the file's last day may be cut short by the file itself
     late = planned - seen[planned.index]
     broker = pd.DatetimeIndex(late.index.to_numpy().astype("datetime64[D]"))

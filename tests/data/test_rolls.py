@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ml_factory.data.contract_codes import parse_contract_code
 from ml_factory.data.resample import resample_bars
-from ml_factory.data.rolls import PRICES, RollSpec, build_continuous_contract
-from ml_factory.data.sessions import DAY_NS, MINUTE_NS, MarketSpec, assign_sessions
+from ml_factory.data.rolls import RollSpec, build_continuous_contract
+from ml_factory.data.sessions import DAY_NS, MINUTE_NS, PRICES, MarketSpec, assign_sessions
 from ml_factory.datasets.row_selection import mask_rows_with_full_window
 from ml_factory.errors import BarsError, SettingsError
 from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
@@ -273,8 +273,6 @@ def test_continuous_invalid_contracts_or_columns_raise_error(walk):
         build_continuous_contract(table.replace("ESM4", "ESH4"), RollSpec(), MARKET)
     with pytest.raises(BarsError, match="several markets"):
         build_continuous_contract(table.replace("ESM4", "NQM4"), RollSpec(), MARKET)
-    with pytest.raises(BarsError, match="name no contract"):
-        build_continuous_contract(table.drop(columns="contract"), RollSpec(), MARKET)
 
 
 def test_continuous_with_one_session_returns_no_bars(walk):

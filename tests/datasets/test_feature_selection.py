@@ -65,9 +65,6 @@ def test_by_clusters_keeps_one_column_of_each_correlated_cluster(training):
     for cluster in np.unique(found.scores):
         inside = np.flatnonzero(found.scores == cluster)
         assert rho[np.ix_(inside, inside)].min() >= 0.9
-    assert select_by_clusters(
-        TransformFitSample(x[:, :1].astype(np.float32), ("u",), np.arange(900))
-    ).kept.tolist() == [0]
 
 
 def test_by_mdi_selects_informative_columns_with_forest_importances(training):

@@ -1,13 +1,13 @@
 """Steps in order: each fitted on training rows of what the ones before it make, and on nothing else."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.preprocessing import (
-    Preprocessor,
     check_preprocessing_steps,
     fit_preprocessing_steps,
     preprocessing_from_dict,
@@ -33,18 +33,11 @@ def given(rows: np.ndarray = TRAIN) -> TransformFitSample:
     return TransformFitSample(x, tuple("abcdef"), rows, targets_of(label, rows))
 
 
-def disturbed(sample: TransformFitSample) -> TransformFitSample:
-    """Every row that does not teach is another one."""
-    rng = np.random.default_rng(9)
-    others = np.setdiff1d(np.arange(N), sample.rows)
-    x = sample.x_NF.copy()
-    x[others] = rng.normal(40, 90, (len(others), x.shape[1]))
-    return TransformFitSample(x, sample.names, sample.rows, sample.targets)
-
-
 def test_fit_steps_changes_outside_training_rows_keep_state_of_chain():
-    sample = given()
-    clean, other = fit_preprocessing_steps(CHAIN, sample), fit_preprocessing_steps(CHAIN, disturbed(sample))
+    sample, rng, x = given(), np.random.default_rng(9), given().x_NF.copy()
+    others = np.setdiff1d(np.arange(N), TRAIN)
+    x[others] = rng.normal(40, 90, (len(others), x.shape[1]))
+    clean, other = (fit_preprocessing_steps(CHAIN, one) for one in (sample, replace(sample, x_NF=x)))
     assert clean.to_dict() == other.to_dict()
     # And it does know them: other training rows, other numbers.
     assert fit_preprocessing_steps(CHAIN, given(TRAIN + 90)).to_dict() != clean.to_dict()
@@ -65,22 +58,15 @@ def test_fit_steps_transform_equals_steps_applied_in_order():
     assert "a" in selected and "f" not in selected  # f repeats a
 
 
-def test_preprocessor_transform_of_prefix_equals_whole_bitwise():
-    sample = given()
-    fitted = fit_preprocessing_steps(CHAIN, sample)
-    whole = fitted.transform(sample.x_NF)
-    for stop in (1, 40, 777):
-        np.testing.assert_array_equal(fitted.transform(sample.x_NF[:stop]), whole[:stop])
-
-
 def test_fit_steps_single_step_is_plain_scaler_and_json_keeps_bits():
     sample = given()
     lone = fit_preprocessing_steps(("robust",), sample)
     assert isinstance(lone, RobustScaler) and lone.to_dict() == RobustScaler.fit(sample.x_NF[TRAIN]).to_dict()
     fitted = fit_preprocessing_steps(CHAIN, sample)
-    again = preprocessing_from_dict(json.loads(json.dumps(fitted.to_dict(), allow_nan=False)))
-    assert isinstance(again, Preprocessor) and again.to_dict() == fitted.to_dict()
-    assert (again.transform(sample.x_NF) == fitted.transform(sample.x_NF)).all()
+    again, whole = preprocessing_from_dict(json.loads(json.dumps(fitted.to_dict()))), fitted.transform(sample.x_NF)
+    assert again.to_dict() == fitted.to_dict() and (again.transform(sample.x_NF) == whole).all()
+    for stop in (1, 40, 777):  # each row by itself
+        np.testing.assert_array_equal(fitted.transform(sample.x_NF[:stop]), whole[:stop])
 
 
 def test_check_steps_invalid_steps_raise_settings_error():
@@ -96,9 +82,17 @@ def test_check_steps_invalid_steps_raise_settings_error():
             check_preprocessing_steps(steps)
 
 
+ROBUST = {"kind": "robust", "center": [0.0, 0.0], "scale": [1.0, 1.0], "clip": 8.0}
+QUANTILE = {"kind": "quantile", "shape": "normal", "clip": 5.2, "knots": [[0.0, 1.0, 2.0]]}
+
+
 @pytest.mark.parametrize(
-    "stored", [{}, None, {"kind": "magic"}, {"kind": "pca"}, {"kind": "preprocessor", "steps": [1]}]
-)
+    "stored",
+    [{}, None, {"kind": "magic"}, {"kind": "pca"}, {"kind": "preprocessor", "steps": [1]}, ROBUST | {"center": [1.0]},
+     ROBUST | {"scale": [0.0, 1.0]}, ROBUST | {"scale": ["a"]}, ROBUST | {"clip": None}, ROBUST | {"clip": -1.0},
+     QUANTILE | {"shape": "bell"}, QUANTILE | {"knots": [[2, 1, 0]]}, QUANTILE | {"knots": [1, 2]}],
+)  # fmt: skip
 def test_from_dict_damaged_steps_raise_error(stored):
+    assert preprocessing_from_dict(ROBUST).to_dict() == ROBUST and preprocessing_from_dict(QUANTILE).kind == "quantile"
     with pytest.raises(FactoryError, match="cannot be read"):
         preprocessing_from_dict(stored)

@@ -14,7 +14,7 @@ from ml_factory.datasets.scaling import (
     StandardScaler,
     column_quantiles,
 )
-from ml_factory.errors import FactoryError, SettingsError
+from ml_factory.errors import SettingsError
 
 
 def columns(n: int = 5000) -> np.ndarray:
@@ -32,26 +32,18 @@ def test_robust_scaler_equals_scikit_learn():
     np.testing.assert_allclose(scaler.transform(x), wanted, rtol=1e-6, atol=1e-9)
 
 
-def test_robust_scaler_normal_column_has_unit_deviation_and_clips_outliers():
+def test_robust_scaler_clips_and_is_deaf_to_missing_constant_and_wild_values():
     x = np.random.default_rng(1).normal(3, 7, (100_000, 1)).astype(np.float32)
-    out = RobustScaler.fit(x).transform(x)
-    assert out.dtype == np.float32 and abs(out.std() - 1) < 0.02 and abs(out.mean()) < 0.02
+    scaler = RobustScaler.fit(x)
+    assert abs(scaler.transform(x).std() - 1) < 0.02 and abs(scaler.transform(x).mean()) < 0.02
     wild = np.array([[1e30], [-1e30], [np.inf], [-np.inf], [np.nan], [3.0]], np.float32)
-    np.testing.assert_allclose(RobustScaler.fit(x).transform(wild).ravel(), [8, -8, 8, -8, 0, 0], atol=0.02)
-
-
-def test_robust_scaler_fit_ignores_nan_and_infinite_values():
-    x = columns()
-    spoiled = np.concatenate([x, np.full((700, 3), np.nan), np.full((700, 3), np.inf)]).astype(np.float32)
-    one, two = RobustScaler.fit(x), RobustScaler.fit(spoiled)
-    assert (one.center == two.center).all() and (one.scale == two.scale).all()
-
-
-def test_robust_scaler_constant_sparse_and_nan_columns_stay_finite():
+    np.testing.assert_allclose(scaler.transform(wild).ravel(), [8, -8, 8, -8, 0, 0], atol=0.02)
+    spoiled = np.concatenate([x, np.full((700, 1), np.nan), np.full((700, 1), np.inf)]).astype(np.float32)
+    assert RobustScaler.fit(spoiled).to_dict() == scaler.to_dict()
     x = np.zeros((100, 3), np.float32)
     x[:, 0], x[:5, 1], x[:, 2] = 0.1, 4.0, np.nan
     scaler = RobustScaler.fit(x)
-    assert scaler.scale[0] == 1 and scaler.scale[1] == pytest.approx(x[:, 1].std()) and scaler.scale[2] == 1
+    assert scaler.scale.tolist() == pytest.approx([1, x[:, 1].std(), 1])
     assert np.isfinite(scaler.transform(x)).all() and (scaler.transform(x)[:, [0, 2]] == 0).all()
 
 
@@ -61,28 +53,6 @@ def test_scaler_of_rows_longer_than_a_block_equals_pieces(kind):
     scaler, out = SCALERS[kind].fit(x), np.empty_like(x)
     assert scaler.transform(x, out=out) is out
     np.testing.assert_array_equal(out, np.concatenate([scaler.transform(part) for part in np.array_split(x, 9)]))
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"kind": "other"},
-        {"center": [1.0]},
-        {"scale": [0.0, 1.0, 1.0]},
-        {"scale": ["a"]},
-        {"clip": None},
-        {"clip": -1.0},
-    ],
-)
-def test_robust_scaler_from_damaged_dict_raises_error(damage):
-    with pytest.raises(FactoryError, match="cannot be read"):
-        RobustScaler.from_dict({**RobustScaler.fit(columns()).to_dict(), **damage})
-
-
-@pytest.mark.parametrize("damage", [{"kind": "robust"}, {"shape": "bell"}, {"knots": [[2, 1, 0]]}, {"knots": [1, 2]}])
-def test_quantile_scaler_from_damaged_dict_raises_error(damage):
-    with pytest.raises(FactoryError, match="cannot be read"):
-        QuantileScaler.from_dict({**QuantileScaler.fit(columns()).to_dict(), **damage})
 
 
 def test_standard_scaler_equals_scikit_learn():
@@ -131,11 +101,6 @@ def test_quantiles_of_difficult_columns_equal_numpy_bitwise(shares):
             wanted = np.quantile(values, shares) if len(values) else np.full(len(shares), np.nan)
             np.testing.assert_array_equal(found[f], wanted, err_msg=f"column {f}")
         assert not np.signbit(found[2]).any()  # of -0.0: two ways to a scaler write the same text
-
-
-def test_robust_scaler_fit_on_matrix_view_equals_fit_on_copy():
-    wide = np.random.default_rng(0).standard_normal((70_000, 6)).astype(np.float32)
-    assert RobustScaler.fit(wide[:, 2:5]).to_dict() == RobustScaler.fit(wide[:, 2:5].copy()).to_dict()
 
 
 def test_scaler_invalid_input_raises_settings_error():

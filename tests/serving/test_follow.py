@@ -170,14 +170,14 @@ def test_followed_file_answers_again_what_was_not_taken_after_kill_also_with_ano
 
 
 def test_followed_csv_reads_what_was_appended_and_its_context_alone(made, served, opened, tmp_path, monkeypatch):
-    bars, path, sizes, read = made.bars["DEMO"], tmp_path / "bars.csv", [], follow.read_copied_bars_table
+    bars, path, sizes, read = made.bars["DEMO"], tmp_path / "bars.csv", [], follow.read_bars_table
     monkeypatch.setattr(follow, "_CONTEXT", 1000)
 
-    def measured(where, copy):
+    def measured(where, *, copy):
         sizes.append(copy.stat().st_size)
-        return read(where, copy)
+        return read(where, copy=copy)
 
-    monkeypatch.setattr(follow, "read_copied_bars_table", measured)
+    monkeypatch.setattr(follow, "read_bars_table", measured)
     write(bars.head(8900), path)
     followed, answers = opened(path), []
     assert list(followed.poll()) == []
@@ -210,21 +210,21 @@ def test_followed_csv_that_grows_during_each_read_answers_the_rows_that_were_rea
 ):
     bars, path, answers, end = made.bars["DEMO"], tmp_path / "bars.csv", [], 8900
     write(bars.head(end), path)
-    followed, read = opened(path), follow.read_copied_bars_table
+    followed, read = opened(path), follow.read_bars_table
     assert list(followed.poll()) == []
 
-    def append_and_read(*places):
+    def append_and_read(path, *, copy):
         nonlocal end
         lines = bars.iloc[end : end + 10].to_csv(index=False, header=False)
         with open(path, "a", encoding="utf-8") as file:
             file.write(lines[:-20])  # the last line half
             file.flush()
-            table = read(*places)
+            table = read(path, copy=copy)
             file.write(lines[-20:])
         end += 10
         return table
 
-    monkeypatch.setattr(follow, "read_copied_bars_table", append_and_read)
+    monkeypatch.setattr(follow, "read_bars_table", append_and_read)
     append(bars.iloc[end : end + 10], path)
     end += 10
     for _ in range(4):

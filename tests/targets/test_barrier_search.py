@@ -17,9 +17,9 @@ from ml_factory.targets.barrier_search import (
     fingerprint_searched_bars,
     search_barriers_on_training_rows,
 )
+from ml_factory.targets.label_table import average_uniqueness
 from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
 from ml_factory.targets.splits import purged_kfold
-from ml_factory.targets.weights import average_uniqueness
 from tests.targets.markets import absurd, gappy
 
 MES = MarketSpec("MES", "cme", 0.25, False)

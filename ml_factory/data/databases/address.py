@@ -1,4 +1,4 @@
-"""Addresses of databases: postgresql://user@host/name, and http://host:9000 of QuestDB's REST interface."""
+"""Addresses of databases, postgresql://user@host/name and http://host:9000 of QuestDB's REST interface, and columns."""
 
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -40,3 +40,25 @@ def parse_database_address(text: str) -> DatabaseAddress:
         wanted="postgresql://user@host/database, or http://host:9000 of QuestDB",
         next_step="the password belongs into PGPASSWORD or ~/.pgpass",
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    kind : "utc" (time with a zone), "time" (without), "integer", "float", "boolean" or "text"
+    stored : the database's own name of the type
+    value : SQL of its values in the type of its kind
+    finite : SQL of a time that is NULL where it is infinite
+    """
+
+    name: str
+    kind: str
+    stored: str
+    value: str
+    finite: str
+
+
+def quoted(name: str) -> str:
+    """Return a name as an SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'

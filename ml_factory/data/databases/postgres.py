@@ -6,8 +6,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 import pyarrow
 
-from ml_factory.data.databases.address import DatabaseAddress
-from ml_factory.data.databases.selection import Column, quoted
+from ml_factory.data.databases.address import Column, DatabaseAddress, quoted
 from ml_factory.errors import DatabaseError
 from ml_factory.lazy_module import import_module_or_explain
 
@@ -65,16 +64,11 @@ class Postgres:
         columns = []
         for name, stored in self.query(_COLUMNS.format(table.replace("'", "''"))):
             kind = _KINDS.get(stored, "text")
-            cast = "" if stored in _PLAIN else _CASTS[kind]
-            columns.append(Column(name, kind, stored, quoted(name) + cast))
+            value = quoted(name) + ("" if stored in _PLAIN else _CASTS[kind])
+            infinite = "'infinity', '-infinity'" + ", 'nan'" * (kind == "float")
+            finite = value if kind == "integer" else f"CASE WHEN {value} NOT IN ({infinite}) THEN {value} END"
+            columns.append(Column(name, kind, stored, value, finite))
         return columns
-
-    def finite(self, column: Column) -> str:
-        """Return SQL of a time that is NULL where it is infinite."""
-        if column.kind == "integer":
-            return column.value
-        infinite = "'infinity', '-infinity'" + ", 'nan'" * (column.kind == "float")
-        return f"CASE WHEN {column.value} NOT IN ({infinite}) THEN {column.value} END"
 
     def query(self, question: str) -> list[tuple]:
         """Return the rows of an answer, times as text."""

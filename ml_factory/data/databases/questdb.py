@@ -10,8 +10,7 @@ from urllib.parse import unquote, urlencode
 import pyarrow
 import pyarrow.csv
 
-from ml_factory.data.databases.address import DatabaseAddress
-from ml_factory.data.databases.selection import Column, quoted
+from ml_factory.data.databases.address import Column, DatabaseAddress, quoted
 from ml_factory.errors import DatabaseError
 from ml_factory.storage.json_values import parse_json
 
@@ -40,11 +39,10 @@ class QuestDB:
         """Return the columns of a table, which is given as SQL."""
         found = [(str(row[0]), str(row[1])) for row in self.query(f"SHOW COLUMNS FROM {table}")]
         kinds = [_KINDS.get(stored.partition("(")[0], "text") for _, stored in found]
-        return [Column(name, kind, stored, quoted(name)) for (name, stored), kind in zip(found, kinds, strict=True)]
-
-    def finite(self, column: Column) -> str:
-        """Return SQL of a time that is NULL where it is infinite, which it cannot be here."""
-        return column.value
+        return [
+            Column(name, kind, stored, quoted(name), quoted(name))  # no time is infinite here
+            for (name, stored), kind in zip(found, kinds, strict=True)
+        ]
 
     def query(self, question: str) -> list[list]:
         """Return the rows of an answer, times as text."""
