@@ -76,6 +76,14 @@ def _epoch_line(model: str, epoch: int, metrics: dict) -> str:
     return f"training {model}: {epoch} {losses}"
 
 
+def run_verb(as_json: bool, what: str, work: Callable[[], Any]) -> Any:
+    """Do the work under progress bars, and print the result, which is returned."""
+    with cli_progress_bars(as_json, what=what):
+        result = work()
+    print_cli_result(result, as_json)
+    return result
+
+
 def print_cli_result(result: Any, as_json: bool) -> None:
     print_json(result.to_dict()) if as_json else print(result.summary())
 

@@ -333,7 +333,7 @@ class Run(RunFolder):
 
     def fold_progress(self, model: str) -> str:
         """Return the progress of a model's folds: finished ones, and the fit inside the next one."""
-        done, count = _finished_folds(self.folder, model)
+        done, count = finished_folds(self.folder, model)
         if done and done == count:
             return "all folds"
         inside = progress_words((self.fold_phase(model, done + 1).latest_info() or {}).get("metrics"))
@@ -379,15 +379,10 @@ class Run(RunFolder):
                 try_restore_from_wandb(self.manager, self._snapshot(), registry, [self.kind] if self.kind else [])
 
 
-def _finished_folds(folder: Path, model: str) -> tuple[int, int]:
+def finished_folds(folder: Path, model: str) -> tuple[int, int]:
     """Return how many folds of a model are finished in a run's folder, and of how many; (0, 0) for none."""
     names = [name for name in files.names(folder) if re.fullmatch(rf"fold-{model}-\d+-of-\d+\.state", name)]
     return len(names), int(names[0].removesuffix(".state").rpartition("-")[2]) if names else 0
-
-
-def count_finished_folds(folder: Path, model: str) -> int:
-    """Return how many folds of a model are finished in a run's folder."""
-    return _finished_folds(folder, model)[0]
 
 
 def owned_phase(task: str, models: Sequence[str]) -> str:

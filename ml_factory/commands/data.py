@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from ml_factory.argument_checks import CALENDARS, DEFAULT_HORIZONS, LABEL_KINDS
-from ml_factory.cli_output import cli_progress_bars, cli_status_printer, print_cli_result, print_json
+from ml_factory.cli_output import cli_progress_bars, cli_status_printer, print_json, run_verb
 from ml_factory.commands.options import (
     BarFile,
     Config,
@@ -61,9 +61,7 @@ def export_data(
         "time_column": time_column, "symbol_column": symbol_column,
     }  # fmt: skip
     selected_rows.RowSelection(**rows)
-    with cli_progress_bars(as_json, what="exporting"):
-        result = pipeline.export_data(source, output, **rows)
-    print_cli_result(result, as_json)
+    run_verb(as_json, "exporting", lambda: pipeline.export_data(source, output, **rows))
 
 
 def prepare(
@@ -92,7 +90,7 @@ def prepare(
         raise SettingsError("Barriers are either searched or given", where="--search", got="--searched too",
                             next_step="leave one of them out")  # fmt: skip
     symbol, found = market.symbol, []
-    place = market.check(horizon, data=file.data)
+    place = market.check(horizon, data=file.data, make=True)
     if file.data is None:
         check_raw_bars_exist(place, symbol)
     values = {f"bars.{name}": value for name, value in file.raw_bar_spec_fields().items()} | {
@@ -152,8 +150,8 @@ def audit(
     """
     place = market.check(horizon, models=model)
     check_data_prepared(place, market.symbol)
-    with cli_progress_bars(market.as_json, what=f"proving {market.symbol}"):
-        result = pipeline.audit(place, market.symbol, horizon or None, cuts=cuts, fresh=fresh, models=model or None)
-    print_cli_result(result, market.as_json)
+    result = run_verb(market.as_json, f"proving {market.symbol}", lambda: pipeline.audit(
+        place, market.symbol, horizon or None, cuts=cuts, fresh=fresh, models=model or None
+    ))  # fmt: skip
     if not result.passed:
         sys.exit(1)

@@ -1,5 +1,6 @@
 """Verbs about this machine, what is stored and the notebooks: doctor, clean, tracking, run, suite."""
 
+import platform
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,7 @@ from rich.table import Table
 
 from ml_factory import __version__
 from ml_factory.argument_checks import quick_from_environment
-from ml_factory.cli_output import cli_progress_bars, print_cli_result, print_json, stderr_console
+from ml_factory.cli_output import cli_progress_bars, print_cli_result, print_json, run_verb, stderr_console
 from ml_factory.commands.options import (
     BarFile,
     Fresh,
@@ -38,11 +39,14 @@ suite_answer = LazyModule("ml_factory.workflows.suite_answer")
 
 def doctor(*, place: Place = Place()) -> None:
     """Check this machine and this workspace. Example: `python -m ml_factory doctor`"""
-    checks = doctor_of.run_doctor_checks(Workspace(place.workspace))
+    workspace = Workspace(place.workspace)
+    if not place.as_json:  # before imports that take seconds
+        print(f"ml_factory {__version__} on Python {platform.python_version()}, checking ...", flush=True)
+    checks = doctor_of.run_doctor_checks(workspace)
     if place.as_json:
         print_json({check.name: {"value": check.value, "good": check.good, "advice": check.advice} for check in checks})
     else:
-        table = Table("", "what", "here", "next step", title=f"ml_factory {__version__}")
+        table = Table("", "what", "here", "next step")
         for check in checks:
             table.add_row("ok" if check.good else "!!", check.name, escape(check.value), escape(check.advice))
         Console(highlight=False).print(table)
@@ -74,9 +78,7 @@ def clean(*, market: Market = Market(), keep: int = 3, dry_run: bool = False, ye
         print(listed.summary())
     if not yes:
         confirm("Delete these?", "clean")
-    with cli_progress_bars(market.as_json, what="cleaning"):
-        result = pipeline.clean(place, market.symbol, keep, listed=listed)
-    print_cli_result(result, market.as_json)
+    run_verb(market.as_json, "cleaning", lambda: pipeline.clean(place, market.symbol, keep, listed=listed))
 
 
 def confirm(question: str, verb: str) -> None:
@@ -96,7 +98,7 @@ def tracking(action: str, *, run: str, market: Market = Market(), offline: bool 
     """
     if action != "replay":
         raise SettingsError("Unknown action", where="tracking", got=action, wanted="replay")
-    results = Workspace(market.workspace).results
+    results = market.open().results
     folder = stored_path(results / check_symbol(market.symbol), Path(run).name, "log", inside=results)
     with cli_progress_bars(market.as_json, what="uploading to W&B"):
         sent = recovery.replay_log_to_wandb(folder, mirror="offline" if offline else "auto")
@@ -137,7 +139,7 @@ def suite(
     Example: `python -m ml_factory suite --data MES.parquet --symbol MES --quick`
     """
     symbol, quick = market.symbol, quick_from_environment(quick)
-    place = market.check((horizon,), seed=seed, data=file.data)
+    place = market.check((horizon,), seed=seed, data=file.data, make=True)
     if file.data is not None:
         with cli_progress_bars(market.as_json, what=f"preparing {symbol}"):
             settings = settings_module.DataSpec(bars=validation.RawBarSpec(**file.raw_bar_spec_fields()))

@@ -59,6 +59,14 @@ class Place:
     as_json: Json = False
     config: Config = None
 
+    def open(self, make: bool = False) -> Workspace:
+        """Return the workspace. Raises NotPreparedError where the named folder does not exist, unless `make`."""
+        named = self.workspace and "://" not in self.workspace
+        if named and not make and not files.is_folder(Path(self.workspace).expanduser()):
+            raise NotPreparedError("No such workspace", where=self.workspace, next_step="check --workspace; "
+                                   "python -m ml_factory prepare makes one")  # fmt: skip
+        return Workspace(self.workspace)
+
 
 @Parameter(name="*")
 @dataclass(frozen=True)
@@ -72,14 +80,15 @@ class Market(Place):
     symbol: str = DEMO
 
     def check(
-        self, horizons: Sequence[int] = (), *, models: Sequence[str] = (), seed: int = 0, data: str | None = None
-    ) -> Workspace:
+        self, horizons: Sequence[int] = (), *, models: Sequence[str] = (), seed: int = 0, data: str | None = None,
+        make: bool = False,
+    ) -> Workspace:  # fmt: skip
         """Return the workspace after cheap checks of the arguments. Raises SettingsError, BarsError, WorkspaceError.
 
         models : names; "stack" is accepted.
         data : a file that must exist.
+        make : as of `open`.
         """
-        place = Workspace(self.workspace)
         check_symbol(self.symbol)
         for horizon in horizons:
             check_horizon(horizon)
@@ -89,7 +98,7 @@ class Market(Place):
         check_seed(seed)
         if data is not None and "://" not in data:
             check_file_exists(Path(data).expanduser())
-        return place
+        return self.open(make)
 
 
 @Parameter(name="*")
@@ -99,12 +108,10 @@ class FeatureMarket(Market):
 
     own_modules: OwnModules = ()
 
-    def check(
-        self, horizons: Sequence[int] = (), *, models: Sequence[str] = (), seed: int = 0, data: str | None = None
-    ) -> Workspace:
+    def check(self, horizons: Sequence[int] = (), **others: Any) -> Workspace:
         """Import the user's modules, which may define models, and check as `Market` does."""
         import_own_modules(self.own_modules)
-        return super().check(horizons, models=models, seed=seed, data=data)
+        return super().check(horizons, **others)
 
 
 @Parameter(name="*")

@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from ml_factory.argument_checks import BASE_MODELS, check_fold_scheme, check_units_per_hour, quick_from_environment
-from ml_factory.cli_output import cli_progress_bars, cli_training_progress, print_cli_result
+from ml_factory.cli_output import cli_training_progress, print_cli_result, run_verb
 from ml_factory.commands.options import (
     BarFile,
     FeatureMarket,
@@ -69,16 +69,14 @@ def cross_validate(
         test_blocks: Test blocks of one combinatorial fold.
         window: Rows of a rolling window; empty: as the first fold has.
     """
-    place = market.check((horizon,), models=(model,), seed=run.seed)
     check_fold_scheme(scheme)
+    place = market.check((horizon,), models=(model,), seed=run.seed)
     settings = parse_settings(run.setting)
     check_data_prepared(place, market.symbol)
-    with cli_progress_bars(market.as_json, what=f"cross-validating {model}"):
-        result = pipeline.cross_validate(
-            place, market.symbol, horizon, model, model_settings=settings,
-            scheme=schemes.FoldSchemeSpec(scheme, folds, test_blocks, window), **run.pipeline_arguments(market.as_json),
-        )  # fmt: skip
-    print_cli_result(result, market.as_json)
+    run_verb(market.as_json, f"cross-validating {model}", lambda: pipeline.cross_validate(
+        place, market.symbol, horizon, model, model_settings=settings,
+        scheme=schemes.FoldSchemeSpec(scheme, folds, test_blocks, window), **run.pipeline_arguments(market.as_json),
+    ))  # fmt: skip
 
 
 def stack(
@@ -93,12 +91,10 @@ def stack(
     place = market.check((horizon,), models=base_model, seed=run.seed)
     check_data_prepared(place, market.symbol)
     settings = split_settings_by_model(base_model, parse_settings(run.setting), "--set")
-    with cli_progress_bars(market.as_json, what=f"stacking {', '.join(base_model)}"):
-        result = pipeline.stack(
-            place, market.symbol, horizon, base_model, folds=folds, model_settings=settings,
-            **run.pipeline_arguments(market.as_json),
-        )  # fmt: skip
-    print_cli_result(result, market.as_json)
+    run_verb(market.as_json, f"stacking {', '.join(base_model)}", lambda: pipeline.stack(
+        place, market.symbol, horizon, base_model, folds=folds, model_settings=settings,
+        **run.pipeline_arguments(market.as_json),
+    ))  # fmt: skip
 
 
 def evaluate(
@@ -117,9 +113,9 @@ def evaluate(
     """
     place = market.check((horizon,), models=model)
     check_data_prepared(place, market.symbol)
-    with cli_progress_bars(market.as_json, what="evaluating"):
-        result = pipeline.evaluate(place, market.symbol, horizon, model or None, title=title, runs=run)
-    print_cli_result(result, market.as_json)
+    run_verb(market.as_json, "evaluating", lambda: pipeline.evaluate(
+        place, market.symbol, horizon, model or None, title=title, runs=run
+    ))  # fmt: skip
 
 
 def leaderboard(*, place: Place = Place(), symbol: Texts = (), horizon: Horizons = (), out: Path | None = None) -> None:
@@ -129,11 +125,11 @@ def leaderboard(*, place: Place = Place(), symbol: Texts = (), horizon: Horizons
         symbol: Several times; empty: all.
         out: CSV file to write the table to.
     """
-    with cli_progress_bars(place.as_json, what="comparing"):
-        result = pipeline.leaderboard(place.workspace, symbol or None, horizon or None)
-        if out is not None:
-            files.write(out, result.frame.to_csv(index=False).encode())
-    print_cli_result(result, place.as_json)
+    result = run_verb(
+        place.as_json, "comparing", lambda: pipeline.leaderboard(place.open(), symbol or None, horizon or None)
+    )
+    if out is not None:
+        files.write(out, result.frame.to_csv(index=False).encode())
 
 
 def backtest(
@@ -152,16 +148,17 @@ def backtest(
         overnight: Hold positions over the end of a session.
     """
     place = market.check((horizon,), models=(model,))
-    with cli_progress_bars(market.as_json, what=f"trading {model}"):
-        rule = trading.TradingRule(
-            least_edge=least_edge or 0.0, daily_loss_limit=daily_loss_limit, flat_at_session_end=not overnight
-        )
-        result = pipeline.backtest(
-            place, market.symbol, horizon, model, costs=trading.CostSpec(spread, slippage), run_id=run,
-            contract=trading.contract_spec(market.symbol, file=contracts) if contracts else None,
-            rule=None if least_edge is None and rule == trading.TradingRule() else rule,
-        )  # fmt: skip
-    print_cli_result(result, market.as_json)
+    limits = {
+        "least_edge": least_edge or 0.0,
+        "daily_loss_limit": daily_loss_limit,
+        "flat_at_session_end": not overnight,
+    }
+    by_hand = least_edge is not None or daily_loss_limit is not None or overnight
+    run_verb(market.as_json, f"trading {model}", lambda: pipeline.backtest(
+        place, market.symbol, horizon, model, costs=trading.CostSpec(spread, slippage), run_id=run,
+        contract=trading.contract_spec(market.symbol, file=contracts) if contracts else None,
+        rule=trading.TradingRule(**limits, flat_at_session_end=not overnight) if by_hand else None,
+    ))  # fmt: skip
 
 
 def plan(
@@ -176,16 +173,14 @@ def plan(
         task: train, folds, stack; several times.
         units_per_hour: Compute units that this runtime takes per hour, for a price.
     """
-    place = market.check((horizon,), models=model, seed=seed)
     check_units_per_hour(units_per_hour)
+    place = market.check((horizon,), models=model, seed=seed)
     check_data_prepared(place, market.symbol)
     settings = split_settings_by_model(model or available_models(), parse_settings(setting), "--set")
-    with cli_progress_bars(market.as_json, what="warming up"):
-        result = pipeline.plan(
-            place, market.symbol, horizon, model or None, seed=seed, quick=quick_from_environment(quick), tasks=task,
-            folds=folds, model_settings=settings, units_per_hour=units_per_hour,
-        )  # fmt: skip
-    print_cli_result(result, market.as_json)
+    run_verb(market.as_json, "warming up", lambda: pipeline.plan(
+        place, market.symbol, horizon, model or None, seed=seed, quick=quick_from_environment(quick), tasks=task,
+        folds=folds, model_settings=settings, units_per_hour=units_per_hour,
+    ))  # fmt: skip
 
 
 def predict(
@@ -200,12 +195,10 @@ def predict(
         all_rows: Also rows the model was fitted or chosen on.
     """
     place = market.check((horizon,), models=(model,), data=file.data)
-    with cli_progress_bars(market.as_json, what=f"predicting with {model}"):
-        bars = validation.RawBarSpec(**file.raw_bar_spec_fields())
-        result = pipeline.predict(
-            place, market.symbol, horizon, model, data=file.data, bars=bars, out=out, run=run, all_rows=all_rows
-        )
-    print_cli_result(result, market.as_json)
+    run_verb(market.as_json, f"predicting with {model}", lambda: pipeline.predict(
+        place, market.symbol, horizon, model, data=file.data, out=out, run=run, all_rows=all_rows,
+        bars=validation.RawBarSpec(**file.raw_bar_spec_fields()),
+    ))  # fmt: skip
 
 
 def export(
@@ -220,6 +213,6 @@ def export(
         out: Folder to write to; empty: the run's in results/.
     """
     place = market.check((horizon,), models=(model,))
-    with cli_progress_bars(market.as_json, what=f"exporting {model}"):
-        result = pipeline.export(place, market.symbol, horizon, model, formats or None, run=run, out=out)
-    print_cli_result(result, market.as_json)
+    run_verb(market.as_json, f"exporting {model}", lambda: pipeline.export(
+        place, market.symbol, horizon, model, formats or None, run=run, out=out
+    ))  # fmt: skip

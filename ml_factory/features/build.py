@@ -18,6 +18,7 @@ from ml_factory.data.resample import (
     ResampledBars,
     apply_roll_adjustment,
     asof_rows,
+    resample_bars,
     segments_between_rolls,
     to_bar_chunk,
 )
@@ -181,12 +182,16 @@ def build_features(
     with progress_phase("features", len(bars)):
         rows = FeatureStream(market, spec, dtype=dtype).push(bars)
     if not len(rows):
+        wanted = dict.fromkeys(spec.frames, FIRST_BARS[spec.coarse_frame_columns])
+        wanted[spec.base_minutes] = FIRST_BARS["base"]
+        there = {minutes: len(resample_bars(bars, market, minutes)) for minutes in sorted(wanted)}
+        short = [f"{count:,} bars of {timeframe_name(minutes)}, {wanted[minutes]} wanted"
+                 for minutes, count in there.items() if count < wanted[minutes]]  # fmt: skip
         raise BarsError(
             "Too few bars for features",
             where=market.symbol,
-            got=f"{len(rows.base)} bars of {spec.base_minutes} minutes",
-            wanted=f"{FIRST_BARS['base']} of them and {FIRST_BARS[spec.coarse_frame_columns]} of each frame of "
-            f"{spec.frames}, reaching into a second session",
+            got="; ".join(short) or f"{len(bars):,} bars",
+            wanted="enough of each frame, reaching into a second session",
             next_step="give a longer history, or a FeatureSpec with shorter frames",
         )
     for place, name in enumerate(spec.custom, len(rows.names) - len(spec.custom)):

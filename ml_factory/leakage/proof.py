@@ -9,16 +9,16 @@ row of features is compared with a feed too, and what is split and fitted with t
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from ml_factory.errors import SettingsError
-from ml_factory.leakage.blind import Fitted, Split, find_blind_leaks, find_unpurged_rows
+from ml_factory.leakage.blind import find_blind_leaks, find_unpurged_rows
 from ml_factory.leakage.cuts import CutPoint, choose_cut_points
 from ml_factory.leakage.perturb import PERTURBATIONS, SAME_TIMES, TRUNCATE, perturb_future_bars
-from ml_factory.leakage.tables import RAISED, Findings, Leak, Table, differences
+from ml_factory.leakage.tables import RAISED, Findings, Leak, Table, compare
 from ml_factory.progress import progress_phase
 from ml_factory.targets.label_table import usable_label_rows
 
@@ -68,30 +68,21 @@ class ProofSpec:
 QUICK = ProofSpec(cuts=10, whole_cuts=1, features=False, feed_pushes=150, fit_rows=6_000, fit_splits=1)
 
 
-class Subject(Protocol):
-    """What is proved. `bars` are checked bars; `facts` are the facts of the market of the whole file.
-
-    facts : facts of the market, from the first `head` bars or from settings
-    tables : every part that is built, under its name: "features", "frame 60m", "labels h20"; of features if asked
-    feed : rows of features of a live feed, in `pushes` pushes
-    splits : every split of the rows of these labels
-    fit : all objects that are fitted on a split; values [L, F] are the feature rows of the labels
-    """
-
-    def facts(self, bars: pd.DataFrame) -> dict: ...
-    def head(self, bars: pd.DataFrame) -> int: ...
-    def tables(self, bars: pd.DataFrame, facts: dict, features: bool = True) -> dict[str, Table]: ...
-    def feed(self, bars: pd.DataFrame, facts: dict, pushes: int, seed: int) -> pd.DataFrame: ...
-    def splits(self, labels: pd.DataFrame) -> list[Split]: ...
-    def fit(self, values: np.ndarray, labels: pd.DataFrame, roles: Mapping[str, np.ndarray]) -> dict[str, Fitted]: ...
-
-
 def prove(
-    subject: Subject, bars: pd.DataFrame, spec: ProofSpec | None = None, *, facts: dict | None = None,
+    subject: Any, bars: pd.DataFrame, spec: ProofSpec | None = None, *, facts: dict | None = None,
     features: Table | None = None, progress: Callable[[int, int], None] | None = None,
 ) -> Findings:  # fmt: skip
     """Test whether the subject's past depends on its future; return the moments tested, and what was found there.
 
+    subject : `workflows.build.DataUnderProof`, with the methods
+
+        facts : facts of the market, from the first `head` bars or from settings
+        tables : every part that is built, under its name: "features", "frame 60m", "labels h20"; of features if asked
+        feed : rows of features of a live feed, in so many pushes
+        splits : every split of the rows of these labels
+        fit : all objects that are fitted on a split; values [L, F] are the feature rows of the labels
+
+    bars : checked bars
     facts, features : facts of the market and feature rows of all bars, where they are stored
     progress : called with (cuts done, cuts in all)
     """
@@ -104,8 +95,7 @@ def prove(
             run.check_cuts(progress)
         done(len(bars))
     if whole is not None:
-        with progress_phase("live feed", len(bars)):
-            run.check_feed()
+        run.check_feed()
         with progress_phase("fitted", run.spec.fit_rows):
             run.check_fitted()
     return run.findings
@@ -115,7 +105,7 @@ class _ProofRun:
     facts: Any
     whole: Tables
 
-    def __init__(self, subject: Subject, bars: pd.DataFrame, spec: ProofSpec):
+    def __init__(self, subject: Any, bars: pd.DataFrame, spec: ProofSpec):
         self.subject, self.bars, self.spec = subject, bars, spec
         self.findings = Findings(spec.enough)
 
@@ -186,8 +176,8 @@ class _ProofRun:
             for part, table in (other or {}).items():
                 ours = clean[part].known_by(until)
                 self.findings.count(part, len(ours))
-                found = differences(table.known_by(until), ours)
-                self.findings.add(_leak(part, one, cut.moment, cut.why, way, scope) for one in found)
+                at = {"cut": cut.moment, "disturbance": way, "scope": scope}
+                self.findings.add(compare(part, table.known_by(until), ours, cut.why, found_at=at))
 
     def perturbed(self, cut: CutPoint, way: str, low: int = 0, high: int | None = None) -> pd.DataFrame:
         return perturb_future_bars(self.bars.iloc[low:high], cut.first - low, way, self.spec.seed, self.bar_minutes)
@@ -216,9 +206,10 @@ class _ProofRun:
         if fed is not None:
             self.findings.count("features, fed bar by bar", min(len(fed), spec.feed_pushes))
             rows = self.whole["features"].rows
-            found = differences(fed, rows[[name for name in fed.columns if name in rows.columns]])
-            leaks = [_leak("features", one, one.first, "its own bar", "live feed", "whole file") for one in found]
-            self.findings.add(replace(leak, size=None) for leak in leaks)
+            rows = rows[[name for name in fed.columns if name in rows.columns]]
+            at = {"disturbance": "live feed", "scope": "whole file"}
+            leaks = compare("features", fed, rows, "its own bar", found_at=at)
+            self.findings.add(replace(leak, size=None, cut=leak.first_row) for leak in leaks)
 
     def check_fitted(self) -> None:
         """Check splits on all rows, and fitted objects on the first `fit_rows` labels that train."""
@@ -240,7 +231,3 @@ class _ProofRun:
                 self.findings.count(f"fitted {horizon}", len(labels))
                 leaks = partial(find_blind_leaks, self.subject.fit, values, labels, split, f"fitted {horizon}")
                 self.findings.add(guarded(lambda leaks=leaks: list(leaks())) or ())
-
-
-def _leak(part: str, one: Any, moment: str, why: str, way: str, scope: str) -> Leak:
-    return Leak(part, one.column, one.rows, one.first, one.size, moment, why, way, scope)

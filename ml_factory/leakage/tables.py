@@ -46,9 +46,9 @@ class Leak:
     column: str
     rows: int
     first_row: str
-    size: float | None
-    cut: str
-    why: str
+    size: float | None = None
+    cut: str = "none"
+    why: str = ""
     disturbance: str = COMPARED
     scope: str = "as used"
     cuts: int = 1
@@ -123,45 +123,42 @@ class Findings:
 # ---- comparisons -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A column whose bits differ: its name, the rows that differ, the first of them, and the largest change in the
-    column's deviations, where it has one.
-    """
+def compare(
+    part: str,
+    got: object,
+    wanted: pd.DataFrame,
+    reference: str,
+    *,
+    extra: bool = False,
+    found_at: Mapping | None = None,
+) -> list[Leak]:
+    """Return a leak for each column that is not the same bits at the same times, and for rows in one table alone.
 
-    column: str
-    rows: int
-    first: str
-    size: float | None = None
-
-
-def differences(got: object, wanted: pd.DataFrame, *, extra: bool = False) -> list[Difference]:
-    """Return the columns that are not the same bits at the same times; rows in one table alone are a difference too.
-
+    reference : describes `wanted` in words; at a cut, why it was made
     extra : `got` may have more columns
+    found_at : of two builds: cut, disturbance and scope; None: a stored or used table and its reference
     """
+
+    def leak(column: str, rows: int, first: str, size: float | None = None) -> Leak:
+        return Leak(part, column, rows, first, size if found_at else None, why=reference, **(found_at or {}))
+
     if not isinstance(got, pd.DataFrame) or not isinstance(got.index, pd.DatetimeIndex):
-        return [Difference(f"{COLUMNS} of a {type(got).__name__}", len(wanted), "the first")]
+        return [leak(f"{COLUMNS} of a {type(got).__name__}", len(wanted), "the first")]
     at, wanted_at = (pd.DatetimeIndex(one.index).as_unit("ns").asi8 for one in (got, wanted))
     if not np.array_equal(at, wanted_at):
         lone = np.setxor1d(at, wanted_at)
         first = lone[0] if len(lone) else at[np.flatnonzero(at != wanted_at)[0]]
-        return [Difference(ROWS, max(1, len(lone)), _moment(first))]
+        return [leak(ROWS, max(1, len(lone)), _moment(first))]
     names, needed = list(got.columns), list(wanted.columns)
     if names != needed and not (extra and set(needed) <= set(names)):
         odd = [name for name in needed if name not in names] or [name for name in names if name not in needed] or names
-        return [Difference(f"{COLUMNS} {odd[0]}", len(at), _moment(at[0]) if len(at) else "none")]
+        return [leak(f"{COLUMNS} {odd[0]}", len(at), _moment(at[0]) if len(at) else "none")]
     found = []
     for name in _columns_to_compare(got, wanted):
         one, two = _plain(got[name]), _plain(wanted[name])
         if len(wrong := unequal_rows(one, two)):
-            found.append(Difference(str(name), len(wrong), _moment(at[wrong[0]]), _size(one, two, wrong)))
+            found.append(leak(str(name), len(wrong), _moment(at[wrong[0]]), _size(one, two, wrong)))
     return found
-
-
-def compare(part: str, got: object, wanted: pd.DataFrame, reference: str, *, extra: bool = False) -> list[Leak]:
-    """Return the `differences` of a stored or used table from its reference, as leaks."""
-    return [mismatch(part, one.column, one.rows, one.first, reference) for one in differences(got, wanted, extra=extra)]
 
 
 def compare_arrays(part: str, name: str, got: object, wanted: np.ndarray, reference: str) -> list[Leak]:
@@ -207,7 +204,7 @@ def state_difference(got: object, wanted: object) -> tuple[str, int] | None:
 
 def mismatch(part: str, column: str, rows: int, first: object, reference: str) -> Leak:
     """Return a leak for a stored or used value that differs from its reference (described in words)."""
-    return Leak(part, column, int(rows), str(first), None, "none", reference)
+    return Leak(part, column, int(rows), str(first), why=reference)
 
 
 def unequal_rows(one: object, two: object) -> np.ndarray:

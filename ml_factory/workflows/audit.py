@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import pandas as pd
 
@@ -10,8 +11,9 @@ from ml_factory.datasets.store import DatasetStore
 from ml_factory.lazy_module import LazyModule
 from ml_factory.leakage.certificate import certificate_path
 from ml_factory.leakage.proof import FULL_CUTS, ProofSpec
+from ml_factory.models.registry import find_model_spec
 from ml_factory.result import Result
-from ml_factory.storage.workspace import Workspace
+from ml_factory.storage.workspace import Workspace, check_symbol, push_workspace_on_exit
 from ml_factory.workflows.audit_files import Tamper, audit_prepared_files
 from ml_factory.workflows.audit_runs import MODELS, audit_finished_models, audit_sample_runs
 from ml_factory.workflows.load_prepared import load_certified_dataset, load_dataset
@@ -20,17 +22,28 @@ from ml_factory.workflows.prove import Progress, proof_leak_table, prove_store, 
 data_plots = LazyModule("ml_factory.evaluation.data_plots")  # matplotlib comes with the extra train
 
 
-def audit_for_look_ahead(
-    workspace: Workspace, symbol: str, horizons: Sequence[int] | None, cuts: int | None, fresh: bool,
-    progress: Progress | None, models: Sequence[str] = MODELS, tamper: Tamper | None = None,
+@push_workspace_on_exit
+def audit(
+    workspace: Workspace | str | Path, symbol: str, horizons: Sequence[int] | None = None, *, cuts: int | None = None,
+    fresh: bool = False, progress: Progress | None = None, models: Sequence[str] | None = None,
+    tamper: Tamper | None = None,
 ) -> Result:  # fmt: skip
-    """Prove a symbol's current data set at 50 cuts or more, the files that training reads, and small trainings on it.
+    """Prove that nothing prepared or learnt looks ahead, and write the certificates that training requires.
 
-    Writes the certificates. Where full ones of these data and this code are there, nothing is done, unless `fresh`.
+    At 50 moments or more the future is cut off, rewritten and thinned, and all that was known, proven or learnt
+    before must stay the same bit for bit; the files that training reads, and small trainings, are compared too. Where
+    full certificates of these data and this code are there, nothing is done, unless `fresh`.
 
-    tamper : changes values stage by stage. Then nothing is written, and earlier findings are ignored.
+    horizons : default: all that are prepared.
+    cuts : number of moments; default 50; fewer are the quick form.
+    progress : called with (builds done, builds in all).
+    models : models trained on a small sample; default: a booster and a network (xgboost, lstm).
+    tamper : checks the audit itself: `tamper(stage, value)` returns the value to use (None: the same object) at the
+        stages of `workflows.audit_files.STAGES` (docs/guide.md). `.sentences` names leaks; nothing is written, and
+        earlier findings are ignored.
     """
-    started = time.perf_counter()
+    started, workspace, symbol = time.perf_counter(), Workspace(workspace), check_symbol(symbol)
+    models = [find_model_spec(name).name for name in models or MODELS]
     store = DatasetStore.current(workspace.processed(symbol))
     horizons = tuple(horizons or store.horizons)
     data = load_dataset(workspace, symbol, horizons[0])  # refuses bars or code that changed since they were prepared

@@ -7,9 +7,8 @@ Each learns on a small sample by the functions that users call, and again after 
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -180,10 +179,10 @@ def record_fold(data: PreparedDataset, roles, embargo: int, model: str) -> dict:
     block = np.where(np.isin(rows, roles["test"]), 0, -1)
     fold, usable = (roles["train"], roles["test"]), np.ones(len(rows), bool)
     plan = FoldPlan(rows, data.labels, [fold], usable, block, None, {}, embargo)
-    tracked = _RecordedModel(spec.seed, model, dict(spec.settings))
+    seen: dict = {}
     with _opened_run(spec) as run:
-        outcome = fit_folds(run, data, plan, tracked)
-    (scored,), seen = score_folds(data, outcome, model), tracked.record
+        outcome = fit_folds(run, data, plan, FoldModel(spec.seed, model, dict(spec.settings)), observe=seen.update)
+    (scored,) = score_folds(data, outcome, model)
     _, validation = plan.fit_and_held_out(0)
     return {
         "labels": data.labels, "features": data.features, "embargo": embargo, "train": seen["train"],
@@ -191,39 +190,6 @@ def record_fold(data: PreparedDataset, roles, embargo: int, model: str) -> dict:
         "inputs_train": seen["inputs_train"], "inputs_test": seen["inputs_test"],
         "forecasts": scored.forecasts[model + UNCALIBRATED], "calibrated": scored.forecasts[model],
     }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class _RecordedModel(FoldModel):
-    """A fold's model of which it is written down what it was fitted on and given."""
-
-    record: dict = field(default_factory=dict)
-
-    def build(self, data: PreparedDataset, fold: int):
-        return _Recorder(super().build(data, fold), self.record)
-
-    def fit_scaler(self, data: PreparedDataset, rows: np.ndarray):
-        fitted = super().fit_scaler(data, rows)
-        self.record.update(train=np.array(rows), scaler=fitted)
-        return fitted
-
-
-class _Recorder:
-    """A model that records the inputs of its fit and of its last forecast."""
-
-    def __init__(self, model, record: dict):
-        self._model, self._record = model, record
-
-    def __getattr__(self, name: str):
-        return getattr(self._model, name)
-
-    def fit(self, x, y, *given, validation=None, **options):
-        self._record.update(inputs_train=np.array(x), y=np.array(y))
-        return self._model.fit(x, y, *given, validation=validation, **options)
-
-    def predict_proba(self, x, *given, **options):
-        self._record["inputs_test"] = np.array(x)
-        return self._model.predict_proba(x, *given, **options)
 
 
 def audit_training(sample: Sample, model: str, tamper: Tamper | None, found: Findings) -> None:
@@ -309,9 +275,8 @@ def audit_predict(data: PreparedDataset, bars: pd.DataFrame, found: Findings) ->
         artifact = train_with_holdout(data, run)
 
         def predicted_until(stop: int) -> pd.DataFrame:
-            path = Path(run.workspace.root) / f"bars-{stop}.parquet"
-            write_bars(path, bars.iloc[:stop])
-            return predict_bars(run.workspace, artifact, path)[0]
+            write_bars(run.workspace.raw_bars(data.symbol, minutes), bars.iloc[:stop])
+            return predict_bars(run.workspace, artifact, None)[0]
 
         whole = predicted_until(len(bars))
         for cut in PREDICTED_CUTS:

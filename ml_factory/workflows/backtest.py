@@ -137,7 +137,7 @@ def backtest(
         symbol=symbol, horizon=horizon, model=model, run_id=artifact.facts["run_id"], split=split,
         contract=dict(vars(spec)), strategies=strategies, luck=luck, lacking=lacking, least_edges=edges,
         costs=asdict(costs), rule=asdict(rule), by_hand=by_hand, first=known.index[0].isoformat(),
-        last=known.index[-1].isoformat(), quick=bool(artifact.facts["limited"]), trades_path=trades_path, path=path,
+        last=known.index[-1].isoformat(), quick=artifact.facts["run"]["quick"], trades_path=trades_path, path=path,
         seconds=seconds,
     )  # fmt: skip
     files.write_json(path, result.to_dict() | {"luck_sentence": reported["luck_sentence"]})

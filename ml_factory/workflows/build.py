@@ -9,16 +9,16 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.resample import ResampledBars, resample_bars, resample_minute_bars_for_labels
+from ml_factory.data.resample import ResampledBars, resample_bars, resample_minute_bars_for_labels, to_bar_chunk
 from ml_factory.data.sessions import DAY_NS, INFER_SESSIONS, MarketSpec, assign_sessions, resolve_market_spec
 from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.preprocessing import fit_preprocessing_steps
 from ml_factory.features import custom
-from ml_factory.features.build import FeatureRows, build_features, timeframe_name
+from ml_factory.features.build import FeatureRows, FeatureStream, build_features, timeframe_name
 from ml_factory.leakage.blind import Fitted, Split
-from ml_factory.leakage.feed import fed_features
 from ml_factory.leakage.tables import Table
 from ml_factory.progress import progress_phase
+from ml_factory.seeding import seeded_generator
 from ml_factory.settings import DataSpec
 from ml_factory.targets.make_labels import make_labels
 from ml_factory.targets.primary_rule import primary_rule_side
@@ -129,7 +129,26 @@ class DataUnderProof:
         return frames
 
     def feed(self, bars: pd.DataFrame, facts: dict, pushes: int, seed: int) -> pd.DataFrame:
-        return fed_features(bars, MarketSpec.from_dict(facts), self.settings.features, pushes, seed)
+        """Return the features of a live feed of these bars, index known_at: at each push no later bar exists.
+
+        The last row of each push has no future, the rows before it the future of that push alone. The pushes end at
+        random base bars, so a leak of one row ahead is met in as many rows as there are pushes, a longer one in more.
+        The user's own features are left out: a stream may compute them with other last bits.
+        """
+        market, spec, given, begun = MarketSpec.from_dict(facts), self.settings.features, [], 0
+        stream, chunk = FeatureStream(market, spec), to_bar_chunk(bars, market)
+        first = np.searchsorted(bars.index.as_unit("ns").asi8, resample_bars(bars, market, spec.base_minutes).start)
+        ends = seeded_generator(seed, "feed").permutation(first)[:pushes]
+        with progress_phase("live feed", len(bars)) as done:
+            for end in np.unique([*ends[ends > 0], len(bars)]).tolist():
+                given.append(stream.push(chunk.part(begun, end)))
+                done(end - begun)
+                begun = end
+        own = len(stream.names) - len(spec.custom)
+        known_at = np.concatenate([one.known_at for one in given])
+        index = pd.DatetimeIndex(known_at.view("M8[ns]"), tz="UTC", name="known_at")
+        values = np.concatenate([one.values[:, :own] for one in given])
+        return pd.DataFrame(values, index=index, columns=stream.names[:own], copy=False)
 
     def splits(self, labels: pd.DataFrame) -> list[Split]:
         """Return the chronological split, and the folds of every scheme where rows suffice."""

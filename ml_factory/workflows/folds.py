@@ -3,7 +3,7 @@
 A fold whose file is there is not fitted again; an interrupted fit resumes from its checkpoints.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.argument_checks import check_fold_scheme
-from ml_factory.datasets.preprocessing import FittedStep
 from ml_factory.errors import CheckpointError, FactoryError, FileError, SettingsError
 from ml_factory.evaluation.calibration import Calibration, condition_on_classes
 from ml_factory.models.base import ModelBase, describe_differences, merge_inexact_reasons
@@ -39,6 +38,7 @@ from ml_factory.workflows.prepared_dataset import (
 from ml_factory.workflows.train import fit_on_rows
 
 Fold = tuple[np.ndarray, np.ndarray]
+Observer = Callable[[dict], object]
 VALIDATION_SHARE = 0.15  # last part of a fold's training rows, for early stopping and calibration
 
 
@@ -211,10 +211,6 @@ class FoldModel:
         seed = derive_seed(self.seed, self.name, "fold", fold)
         return build_model(self.name, seed=seed, **resolve_dataset_settings(data, self.settings))
 
-    def fit_scaler(self, data: PreparedDataset, rows: np.ndarray) -> FittedStep:
-        """Fit the preprocessing steps and the scaler on these rows of a fold: positions into the labels."""
-        return fit_dataset_preprocessing(data, rows)
-
 
 @dataclass(frozen=True)
 class FoldForecasts:
@@ -248,10 +244,14 @@ class FoldForecasts:
         return [number for number, p in enumerate(self.forecasts) if not np.isfinite(p).any()]
 
 
-def fit_folds(run: Run, data: PreparedDataset, plan: FoldPlan, model: FoldModel) -> FoldForecasts:
+def fit_folds(
+    run: Run, data: PreparedDataset, plan: FoldPlan, model: FoldModel, observe: Observer | None = None
+) -> FoldForecasts:
     """Fit the model once per fold and predict the fold's test rows. Scaler and weights too are fitted on the fold
     alone.
 
+    observe : called after each fit with its facts by name: train (rows of positive weight), scaler, inputs_train, y,
+        inputs_test.
     Raises FactoryError when no fold has training rows of two classes.
     """
     reached, machine, found, resumed = run.fold_progress(model.name), run.machine, [], 0
@@ -261,7 +261,7 @@ def fit_folds(run: Run, data: PreparedDataset, plan: FoldPlan, model: FoldModel)
         resumed += state is not None
         if state is None:
             checkpoints = FitCheckpoints(phase, machine)
-            p, calibration, inexact = _fit_fold(data, plan, model, number, checkpoints)
+            p, calibration, inexact = _fit_fold(data, plan, model, number, checkpoints, observe)
             inexact = merge_inexact_reasons(inexact, checkpoints.machine_differences)
             state = {"p": p, "calibration": calibration.to_dict(), "inexact": inexact, "machine": machine}
             write_state_file(path, state)
@@ -296,7 +296,12 @@ def _read_fold(path: Path, shape: tuple[int, int]) -> dict | None:
 
 
 def _fit_fold(
-    data: PreparedDataset, plan: FoldPlan, model: FoldModel, number: int, checkpoints: FitCheckpoints
+    data: PreparedDataset,
+    plan: FoldPlan,
+    model: FoldModel,
+    number: int,
+    checkpoints: FitCheckpoints,
+    observe: Observer | None,
 ) -> tuple[np.ndarray, Calibration, Sequence[str]]:
     """Return the forecasts of a fold's test rows, float64 (test rows, 3), its calibration, and why it may be inexact.
 
@@ -309,10 +314,13 @@ def _fit_fold(
         return p, Calibration(), ()
     estimator = model.build(data, number)
     fitted = fit_on_rows(
-        data, estimator, fit, held_out, lambda rows: model.fit_scaler(data, rows), model.weights,
+        data, estimator, fit, held_out, lambda rows: fit_dataset_preprocessing(data, rows), model.weights,
         checkpoints=checkpoints,
     )  # fmt: skip
+    inputs = fitted.take(plan.rows[test[readable]])
     if readable.any():
-        forecast = estimator.predict_proba(fitted.take(plan.rows[test[readable]]))
-        p[readable] = condition_on_classes(forecast, data.classes.values())
+        p[readable] = condition_on_classes(estimator.predict_proba(inputs), data.classes.values())
+    if observe is not None:
+        observe({"train": fitted.rows, "scaler": fitted.scaler, "inputs_train": np.array(fitted.learnt[0]),
+                 "y": fitted.learnt[1], "inputs_test": np.array(inputs)})  # fmt: skip
     return p, fitted.calibration, fitted.result.nondeterminism

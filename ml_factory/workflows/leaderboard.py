@@ -116,7 +116,7 @@ def _rows_of_horizon(workspace: Workspace, symbol: str, horizon: int, models: Se
     for name in [name for name in newest if name not in {row["model"] for row in rows}]:
         rows.append({
             "symbol": symbol, "horizon": horizon, "model": name, "chosen": False, "status": OTHER_DATA,
-            "sentence": reason, "log_loss": np.nan, "quick": bool(newest[name].facts["limited"]),
+            "sentence": reason, "log_loss": np.nan, "quick": newest[name].facts["run"]["quick"],
             "run_id": newest[name].facts["run_id"],
         })  # fmt: skip
     return rows
@@ -134,7 +134,7 @@ def _model_rows(workspace: Workspace, data: PreparedDataset, compared: Evaluatio
             "gain_best": verdict.gain_best, "gain_low": verdict.gain_best_low, "gain_high": verdict.gain_best_high,
             "direction_gain": verdict.direction_gain, "rows": verdict.rows, "effective_rows": verdict.effective_rows,
             **_after_costs(workspace, data, artifact), "fit_seconds": _fit_seconds(artifact),
-            "quick": bool(artifact.facts["limited"]), "run_id": artifact.facts["run_id"],
+            "quick": artifact.facts["run"]["quick"], "run_id": artifact.facts["run_id"],
         })  # fmt: skip
     return rows
 

@@ -16,7 +16,7 @@ from ml_factory.datasets.row_selection import sample_contiguous_blocks
 from ml_factory.errors import SettingsError, did_you_mean
 from ml_factory.models.registry import available_models, find_model_spec
 from ml_factory.result import Result
-from ml_factory.runs import RunFolder, count_finished_folds, newest_run_folder
+from ml_factory.runs import RunFolder, finished_folds, newest_run_folder
 from ml_factory.settings import TASKS, RunSettings, make_run_settings
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
@@ -159,7 +159,7 @@ class _Planner:
         if run.ended:
             return []
         seconds, count = self._fold_seconds(name, self.data.development_rows(), self.scheme)
-        done = count_finished_folds(run.folder, name) / count
+        done = finished_folds(run.folder, name)[0] / count
         return [_unit(f"folds of {name}", seconds * (1 - done), done)]
 
     def stack(self) -> list[dict]:
@@ -172,7 +172,7 @@ class _Planner:
                 return []
         seconds, finished = 0.0, 0
         for name in self.models:
-            ended = count_finished_folds(run.folder, name) if run else 0
+            ended = finished_folds(run.folder, name)[0] if run else 0
             whole, _ = self._fold_seconds(name, data.splits["train"], FoldSchemeSpec(folds=count))
             seconds, finished = seconds + whole * (1 - ended / count), finished + ended
         return [_unit("stack", seconds, finished / (count * len(self.models)))]
@@ -232,7 +232,7 @@ def fit_seconds(data: PreparedDataset, spec: RunSettings, size: tuple[int, int])
         sample_contiguous_blocks(rows, max(1, round(share * len(rows)))) if share < 1 else rows
         for rows in (train, held_out)
     ]
-    _, learnt, validation = fit_inputs(data, model, *parts, lambda rows: data.scaler, None)
+    *_, learnt, validation = fit_inputs(data, model, *parts, lambda rows: data.scaler, None)
     began = time.perf_counter()
     model.fit(*learnt, validation=validation, limits={"epochs": size[1], "rounds": size[1]})
     return time.perf_counter() - began

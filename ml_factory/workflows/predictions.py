@@ -201,7 +201,7 @@ def _finished(workspace: Workspace, symbol: str, horizon: int, model: str = "", 
 
 def _newest_full(found: Sequence[Artifact]) -> Artifact | None:
     """Return the newest model of a full run, or of a QUICK run where there is no full one."""
-    return max(found, key=lambda one: (not one.facts["limited"], one.sequence), default=None)
+    return max(found, key=lambda one: (not one.facts["run"]["quick"], one.sequence), default=None)
 
 
 def find_artifact_to_predict(

@@ -21,20 +21,20 @@ from ml_factory.datasets.preprocessing import fit_preprocessing_steps
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
 from ml_factory.evaluation.intervals import WEEKS, count_interval_weeks, interval_week_numbers
-from ml_factory.features.build import feature_column_names
+from ml_factory.features.build import FeatureSpec, feature_column_names
 from ml_factory.progress import ProgressPhase, progress_phase, record_progress
 from ml_factory.result import Result
 from ml_factory.settings import DATA_PACKAGES, DataSpec
 from ml_factory.storage.files import files
 from ml_factory.storage.locks import file_lock
-from ml_factory.storage.workspace import Workspace, check_symbol, require_raw_bars
+from ml_factory.storage.workspace import Workspace, check_symbol, push_workspace_on_exit, require_raw_bars
 from ml_factory.targets.label_sufficiency import (
     check_class_sufficiency,
     check_horizon_fits_session,
     longest_session_bars,
 )
 from ml_factory.targets.label_table import usable_label_rows
-from ml_factory.targets.labels import expected_label_classes, label_classes
+from ml_factory.targets.labels import LabelSpec, expected_label_classes, label_classes
 from ml_factory.targets.splits import chronological_split
 from ml_factory.targets.weights import effective_sample_size
 from ml_factory.workflows.audit_files import quick_audit_of_files
@@ -42,7 +42,6 @@ from ml_factory.workflows.build import Built, build, resolve_market_facts
 from ml_factory.workflows.inspect_data import bar_findings_table, split_figure
 from ml_factory.workflows.load_prepared import prepared_data_fingerprint
 from ml_factory.workflows.prepared_dataset import SPLITS
-from ml_factory.workflows.previous_settings import settings_after_previous
 from ml_factory.workflows.prove import (
     describe_proof_of_store,
     prove_store,
@@ -60,6 +59,7 @@ FACTS_BYTES, LABEL_BYTES = 24, 70  # bytes of a feature row without its columns,
 _log = logging.getLogger("ml_factory")
 
 
+@push_workspace_on_exit
 def prepare(
     workspace: Workspace | str | Path,
     symbol: str,
@@ -100,7 +100,7 @@ def prepare(
     """
     started, workspace = time.perf_counter(), Workspace(workspace)
     symbol, horizons = check_symbol(symbol), _check_horizons(horizons)
-    settings = settings_after_previous(settings, workspace.processed(symbol))
+    settings = _settings_after_previous(settings, workspace.processed(symbol))
     if bar_minutes is not None:
         settings = replace(settings, bars=replace(settings.bars, minutes=bar_minutes))
     with record_progress() as phases:
@@ -127,6 +127,22 @@ def prepare(
             store.make_current()
     seconds = time.perf_counter() - started
     return _result(store, symbol, horizons, phases, found=stored, reused=not missing, seconds=seconds)
+
+
+def _settings_after_previous(given: DataSpec | None, processed: Path) -> DataSpec:
+    """Return the given settings, or without any the labels (but for searched ones) and `spans` of the current data set;
+    with calendar and tick as given before, where none is given now.
+    """
+    try:
+        facts = DatasetStore.current(processed).facts
+    except NotPreparedError:
+        return given or DataSpec()
+    before, market = facts["settings"], facts["market"]
+    if given is None:
+        labels = LabelSpec() if before.get("searched") else LabelSpec(**before["labels"])
+        given = DataSpec(features=FeatureSpec(spans=before["features"].get("spans", False)), labels=labels)
+    kept = {name for name in ("calendar", "tick") if market["source"].get(name) == "given"}
+    return replace(given, **{name: market[name] for name in kept if getattr(given, name) is None})
 
 
 def _import_raw_bars(

@@ -1,7 +1,7 @@
-"""Contents of the HTML report: the verdict first, then returns, calibration, training and the data."""
+"""`evaluate`, and the HTML report of `evaluate`, `train` and `stack`: the verdict first, then what it stands on."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +25,84 @@ from ml_factory.runs import Run
 from ml_factory.storage.artifact_registry import Artifact
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import to_json_value
-from ml_factory.storage.workspace import Workspace
+from ml_factory.storage.workspace import Workspace, push_workspace_on_exit
 from ml_factory.workflows.backtest import backtest
-from ml_factory.workflows.evaluation import Evaluation
+from ml_factory.workflows.evaluation import Evaluation, evaluate_artifacts
 from ml_factory.workflows.inspect_data import bar_findings_table
-from ml_factory.workflows.predictions import predictions_path
+from ml_factory.workflows.load_prepared import load_dataset
+from ml_factory.workflows.predictions import artifacts_to_compare, describe_run_choice, predictions_path
 from ml_factory.workflows.prepared_dataset import PreparedDataset
 from ml_factory.workflows.prove import describe_proof_of_store
 
 SCORES = ["log_loss", "brier", "accuracy", "ece"]
 data_plots = LazyModule("ml_factory.evaluation.data_plots")  # matplotlib comes with the extra train
 plots = LazyModule("ml_factory.evaluation.plots")
+
+
+@push_workspace_on_exit
+def evaluate(
+    workspace: Workspace | str | Path, symbol: str, horizon: int, models: Sequence[str] | None = None, *,
+    title: str = "", runs: Sequence[str] = (),
+) -> Result:  # fmt: skip
+    """Evaluate every finished model of this symbol and horizon on the same test rows.
+
+    Writes `results/report.html`, and `results/report.json` with its numbers.
+
+    runs : ids of runs whose models are compared; of the other models the newest run on the current data.
+
+    The result has
+
+    metrics : a row per forecast on the common test rows, the baselines among them; report_path is where they are shown.
+    verdicts, verdict : model -> its verdict on these rows; that of the chosen one.
+    chosen : model with the smallest log loss on validation rows; findings are on it, the most severe first.
+    calibration : of every model, as of `train`.
+    run_ids, choices : model -> its run, and why that one was taken, in words.
+    traded : result of `backtest` on the chosen model's test rows, or why there is none.
+    """
+    started = time.perf_counter()
+    workspace = Workspace(workspace)
+    data = load_dataset(workspace, symbol, horizon)
+    compared = evaluate_artifacts(workspace, data, artifacts_to_compare(workspace, data, models, runs))
+    choices = {
+        name: describe_run_choice(
+            workspace, one, one.facts["run_id"] if one.facts["run_id"] in runs else "", data.fingerprint
+        )
+        for name, one in compared.artifacts.items()
+    }
+    limited = {
+        f"{name} {what}": value
+        for name, one in compared.artifacts.items()
+        for what, value in one.facts["limited"].items()
+    }
+    run_ids = {name: one.facts["run_id"] for name, one in compared.artifacts.items()}
+    traded = backtest_for_report(workspace, data, compared.chosen, run_ids[compared.chosen])
+    path = write_evaluation_report(
+        workspace.results / "report.html", title or f"{symbol}: {', '.join(compared.artifacts)}", data,
+        DatasetStore.current(workspace.processed(symbol)), compared, traded,
+        quick_limits=limited, extra_sections=[compared_runs_section(compared.artifacts)],
+    )  # fmt: skip
+    shown = compared.test_metrics.reset_index()
+    shown.insert(0, "split", "test")
+    seconds = time.perf_counter() - started
+    table = shown.set_index("name")[["log_loss", "accuracy", "log_loss_gain", "gain_best"]].round(4)
+    others = [one.sentence for name, one in compared.verdicts.items() if name != compared.chosen]
+    lines = [
+        f"{len(shown)} forecasts compared on the test rows, {seconds:.1f} s", *table.to_string().splitlines(),
+        f"  report {path}",
+        *(f"  {name}: run {run} ({choices[name]})" for name, run in run_ids.items()), *(f"  {line}" for line in others),
+        *([f"  chosen on validation rows: {compared.chosen}"] if others else []),
+        *calibration_lines(shown, compared.calibration, compared.chosen), *verdict_lines(compared.verdict),
+        *finding_lines(compared.findings),
+    ]  # fmt: skip
+    return Result(
+        lines, figure=lambda: plots.plot_metrics(compared.test_metrics), also={"verdict": compared.verdict},
+        symbol=symbol, horizon=horizon, metrics=MetricsTable(shown), report_path=path, run_ids=run_ids,
+        choices=choices, verdicts=dict(compared.verdicts), chosen=compared.chosen, calibration=compared.calibration,
+        findings=compared.findings, traded=traded, seconds=seconds,
+    )  # fmt: skip
+
+
+# ---- the report -----------------------------------------------------------------------------------------------------
 
 
 def write_evaluation_report(
@@ -54,7 +121,7 @@ def write_evaluation_report(
         _gain_section(evaluated),
         report_calibration_section(data, evaluated),
         findings_section(findings),
-        report_verdict_section(evaluated, len(data.splits["test"]), two_sided=_report_has_directional_part(data)),
+        report_verdict_section(evaluated, len(data.splits["test"]), two_sided=len(data.classes) == len(CLASSES)),
         decile_returns_section(data, evaluated),
         *extra_sections,
         *_data_sections(data, store),
@@ -71,7 +138,7 @@ def write_evaluation_report(
         path, title, sections, answer=evaluated.verdict.answer,
         subtitle=f"{next_step_sentence(findings)}\n\n{report_test_period(data, evaluated)}",
         facts=report_headline_cards(evaluated, traded),
-        notice="\n\n".join(filter(None, [report_synthetic_notice(data.symbol), report_quick_notice(quick_limits)])),
+        notice="\n\n".join(_notices(data.symbol, quick_limits)),
         footer=f"data {data.fingerprint[:12]}, proof that nothing looks ahead: "
         f"{describe_proof_of_store(store, data.horizon)}. Past results do not guarantee future results; a gain whose "
         "interval includes 0 is no gain.",
@@ -82,16 +149,12 @@ def report_test_period(data: PreparedDataset, evaluated: Evaluation) -> str:
     """Describe model, labels and test period."""
     times = data.labels.index[evaluated.rows]
     first, last = (f"{moment:%Y-%m-%d}" for moment in (times[0], times[-1]))
+    minutes = FeatureSpec(**data.settings["data"]["features"]).base_minutes
+    span = f"{data.horizon} bar{'s' * (data.horizon != 1)} of {minutes} minute{'s' * (minutes != 1)}"
     return (
-        f"{evaluated.chosen}, labels {describe_horizon(data)} ahead. Test period {first} to {last}: rows that no model "
+        f"{evaluated.chosen}, labels {span} ahead. Test period {first} to {last}: rows that no model "
         "was fitted or chosen on."
     )
-
-
-def describe_horizon(data: PreparedDataset) -> str:
-    """Describe the horizon with the length of a bar, such as "20 bars of 5 minutes"."""
-    minutes = FeatureSpec(**data.settings["data"]["features"]).base_minutes
-    return f"{data.horizon} bar{'s' * (data.horizon != 1)} of {minutes} minute{'s' * (minutes != 1)}"
 
 
 def model_result(
@@ -146,36 +209,25 @@ def model_result(
     )  # fmt: skip
 
 
-def report_synthetic_notice(symbol: str) -> str:
-    """Return the notice for results on the synthetic market; "" for others."""
-    if symbol not in DEMOS:
-        return ""
-    return (
-        f"{symbol} is a synthetic market with{'' if symbol == DEMO else 'out'} a planted edge. "
-        "A gain here shows that the pipeline works; it is no evidence about a real market."
-    )
-
-
-def report_quick_notice(quick_limits: Mapping[str, object]) -> str:
-    """Return the notice of the limits of QUICK; "" without limits."""
-    if not quick_limits:
-        return ""
-    return "QUICK limited the training: " + "; ".join(f"{name}: {value}" for name, value in quick_limits.items())
-
-
-def _report_has_directional_part(data: PreparedDataset) -> bool:
-    """Return True where the labels have two sides and a neutral class: gains then have a directional part."""
-    return len(data.classes) == len(CLASSES)
+def _notices(symbol: str, quick_limits: Mapping[str, object]) -> Iterator[str]:
+    """Yield what a reader must know first: a synthetic market, limits of QUICK."""
+    if symbol in DEMOS:
+        yield (
+            f"{symbol} is a synthetic market with{'' if symbol == DEMO else 'out'} a planted edge. "
+            "A gain here shows that the pipeline works; it is no evidence about a real market."
+        )
+    if quick_limits:
+        yield "QUICK limited the training: " + "; ".join(f"{name}: {value}" for name, value in quick_limits.items())
 
 
 def report_verdict_section(evaluated: Evaluation, of: int, *, two_sided: bool = True) -> HtmlSection:
     """Return the section with the verdict on each model, its numbers, and the metrics of models and baselines.
 
     of : number of all test rows.
-    two_sided : True where a gain has a directional part.
+    two_sided : True where the labels have two sides and a neutral class, so that a gain has a directional part.
     """
     chosen_first = sorted(evaluated.verdicts.values(), key=lambda one: one.model != evaluated.chosen)
-    lines = [f"{one.sentence} {_capital(one.numbers)}." for one in chosen_first]
+    lines = [f"{one.sentence} {one.numbers[:1].upper()}{one.numbers[1:]}." for one in chosen_first]
     count = len(evaluated.rows)
     some = f"{count:,} of the {of:,} test rows, those with a full input window"
     lines.append(f"Evaluated on {some if count < of else f'all {of:,} test rows'}.")
@@ -229,10 +281,6 @@ def _gain_section(evaluated: Evaluation) -> HtmlSection:
     ])  # fmt: skip
 
 
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
 def decile_returns_section(data: PreparedDataset, evaluated: Evaluation) -> HtmlSection:
     """Return the section of realised returns and information coefficient by decile of the chosen model's forecast.
 
@@ -261,18 +309,13 @@ def decile_returns_section(data: PreparedDataset, evaluated: Evaluation) -> Html
 
 
 def report_comparison_sentence(name: str, who: str, gain: tuple[float, float, float]) -> str:
-    """Compare a model with a reference forecast in a sentence; gain: (gain, low, high) in nats."""
+    """Compare a stack with the plain mean of its models in a sentence; gain: (gain, low, high) in nats, 95 %."""
     value, low, high = gain
-    other = {"equal_pool": "the plain mean of its models (equal_pool)"}.get(who, who)
-    sentence = f"{name} {_compared(low, high, other)}: {value:+.4f} nats per row (95 % from {low:+.4f} to {high:+.4f})."
-    return sentence if low > 0 else f"{sentence} The learnt weights show no advantage here."
-
-
-def _compared(low: float, high: float, other: str = "the class prior") -> str:
-    """Return the comparison that a 95 % interval of a gain supports."""
-    if low > 0:
-        return f"beats {other}"
-    return f"is worse than {other}" if high < 0 else f"does not differ measurably from {other}"
+    how = "beats" if low > 0 else "is worse than" if high < 0 else "does not differ measurably from"
+    return (
+        f"{name} {how} the plain mean of its models ({who}): {value:+.4f} nats per row (95 % from {low:+.4f} to "
+        f"{high:+.4f}).{'' if low > 0 else ' The learnt weights show no advantage here.'}"
+    )
 
 
 def report_calibration_section(data: PreparedDataset, evaluated: Evaluation) -> HtmlSection:
@@ -408,32 +451,34 @@ def _data_sections(data: PreparedDataset, store: DatasetStore) -> list[HtmlSecti
 # ---- sections of runs ----------------------------------------------------------------------------------------------
 
 
-def _learning_section(history: pd.DataFrame, best: int, resumed_from: int | None, prior: float | None) -> HtmlSection:
-    """Return the section of training and validation loss by epoch or booster block."""
-    text = f"Best at {best}." + (f" This run was resumed after {resumed_from}." if resumed_from is not None else "")
-    curves = plots.plot_learning_curves(history, best_epoch=best, resumed_from=resumed_from, prior=prior)
-    caption = (
-        "Validation rows were used for choosing the epoch and for calibration, so they are no test. Rows are weighted "
-        "as in training, in the dashed line too; the verdict counts each row once."
-    )
-    return HtmlSection("Learning", text=text, figures=[(caption, curves)])
-
-
 def _run_sections(facts: Mapping, prior_loss: float) -> list[HtmlSection]:
-    """Return the sections with the learning curves of a model, or the weights of a stack, and the settings of the
-    run.
+    """Return the sections with the learning curves and importances of a model, or the weights of a stack, and the
+    settings of the run.
     """
     if "history" in facts:
-        first = _learning_section(
-            pd.DataFrame(facts["history"]), facts["best_epoch"], facts["resumed_from"], prior_loss
+        best, resumed = facts["best_epoch"], facts["resumed_from"]
+        curves = plots.plot_learning_curves(
+            pd.DataFrame(facts["history"]), best_epoch=best, resumed_from=resumed, prior=prior_loss
         )
+        caption = (
+            "Validation rows were used for choosing the epoch and for calibration, so they are no test. Rows are "
+            "weighted as in training, in the dashed line too; the verdict counts each row once."
+        )
+        text = f"Best at {best}." + (f" This run was resumed after {resumed}." if resumed is not None else "")
+        sections = [HtmlSection("Learning", text=text, figures=[(caption, curves)])]
     else:
         weights = pd.DataFrame(facts["weights"]).set_index("model")
-        first = HtmlSection(
-            "The stack",
-            text="Weights learnt from out-of-fold predictions on training rows. " + facts["note"],
-            figures=[("Weight of each model.", plots.plot_stack_weights(weights))],
-        )
+        text = "Weights learnt from out-of-fold predictions on training rows. " + facts["note"]
+        figures = [("Weight of each model.", plots.plot_stack_weights(weights))]
+        sections = [HtmlSection("The stack", text=text, figures=figures)]
+    if facts.get("importances"):
+        table = pd.DataFrame(facts["importances"]).set_index("feature")
+        sections.append(HtmlSection(
+            "Features",
+            text="Gain is a feature's share of the reduction of the training loss. Permuted is the increase of "
+            "the validation rows' log loss when its values are shuffled; correlated features replace each other there.",
+            figures=[("Permutation importance and gain of each feature.", plots.plot_importances(table))],
+        ))  # fmt: skip
     settings = {name: str(value) for name, value in facts["run"].items()} | {"run_id": facts["run_id"]}
     made = HtmlSection(
         "The run",
@@ -443,21 +488,7 @@ def _run_sections(facts: Mapping, prior_loss: float) -> list[HtmlSection]:
             ("Versions", pd.DataFrame({"version": facts["versions"]}).rename_axis("library")),
         ],
     )
-    worth = _importance_sections(pd.DataFrame(facts["importances"])) if facts.get("importances") else []
-    return [first, *worth, made]
-
-
-def _importance_sections(table: pd.DataFrame) -> list[HtmlSection]:
-    """Return the section of feature importances; table: as of `feature_importance_table`."""
-    table = table.set_index("feature")
-    return [
-        HtmlSection(
-            "Features",
-            text="Gain is a feature's share of the reduction of the training loss. Permuted is the increase of "
-            "the validation rows' log loss when its values are shuffled; correlated features replace each other there.",
-            figures=[("Permutation importance and gain of each feature.", plots.plot_importances(table))],
-        )
-    ]
+    return [*sections, made]
 
 
 def compared_runs_section(found: Mapping[str, Artifact]) -> HtmlSection:

@@ -178,16 +178,20 @@ def weight_settings(spec: WeightSpec | None) -> dict:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A fit on some rows of a data set: its result and calibration, and what it was held out on.
+    """A fit on some rows of a data set: its result and calibration, what it was fitted on, and what was held out.
 
+    rows, scaler : training rows of positive weight, as positions into the labels, and the preprocessing fitted on them.
     take : positions into the labels -> inputs of the model.
-    held_out : inputs, labels and weights of the rows of early stopping and calibration.
-    p_N3 : uncalibrated probabilities of these rows.
+    learnt, held_out : inputs, labels and weights of these rows, and of those of early stopping and calibration.
+    p_N3 : uncalibrated probabilities of the held-out rows.
     """
 
     result: ModelFitResult
     calibration: Calibration
+    rows: np.ndarray
+    scaler: FittedStep
     take: InputReader
+    learnt: tuple
     held_out: tuple
     p_N3: np.ndarray
 
@@ -202,24 +206,27 @@ def fit_on_rows(
     scaler : from the training rows of positive weight to the preprocessing.
     options : callbacks and checkpoints, as of `ModelBase.fit`.
     """
-    take, learnt, validation = fit_inputs(data, model, train, held_out, scaler, weights)
+    rows, fitted, take, learnt, validation = fit_inputs(data, model, train, held_out, scaler, weights)
     result = model.fit(*learnt, validation=validation, **options)
     p_N3 = condition_on_classes(model.predict_proba(validation[0]), data.classes.values())
     calibration = Calibration.fit(floored_log_probabilities(p_N3), validation[1], horizon=data.horizon)
-    return Fitted(result, calibration, take, validation, p_N3)
+    return Fitted(result, calibration, rows, fitted, take, learnt, validation, p_N3)
 
 
 def fit_inputs(
     data: PreparedDataset, model: ModelBase, train: np.ndarray, held_out: np.ndarray,
     scaler: Callable[[np.ndarray], FittedStep], weights: WeightSpec | None,
-) -> tuple[InputReader, tuple, tuple]:  # fmt: skip
-    """Return the reader of inputs, and (inputs, labels, weights) of the training rows and of the held-out rows."""
+) -> tuple[np.ndarray, FittedStep, InputReader, tuple, tuple]:  # fmt: skip
+    """Return the training rows of positive weight, the preprocessing, the reader of inputs, and (inputs, labels,
+    weights) of these rows and of the held-out rows.
+    """
     (train, w_train), (held_out, w_held) = (
         dataset_rows_with_weight(data, train, weights),
         dataset_rows_with_weight(data, held_out),
     )
-    take = dataset_input_reader(data, scaler(train), model)
-    return take, (take(train), data.y[train], w_train), (take(held_out), data.y[held_out], w_held)
+    fitted = scaler(train)
+    take = dataset_input_reader(data, fitted, model)
+    return train, fitted, take, (take(train), data.y[train], w_train), (take(held_out), data.y[held_out], w_held)
 
 
 def train_with_holdout(
@@ -324,7 +331,7 @@ def _fit_in_further_rank(data: PreparedDataset, spec: RunSettings) -> None:
     """Take part in the fit of rank 0, if there is one, and keep nothing of it."""
     if broadcast_fit_decision(spec):
         model, train_rows, held_out, _ = build_untrained_model(data, spec)
-        _, learnt, validation = fit_inputs(
+        *_, learnt, validation = fit_inputs(
             data, model, train_rows, held_out, lambda rows: data.scaler, _weights_of(spec)
         )
         with worker_rank():

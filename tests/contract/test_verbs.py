@@ -117,6 +117,8 @@ def test_absent_data_exits_1_with_the_next_step(verb, call, tmp_path):
     (tmp_path / "data" / "raw").mkdir(parents=True)
     code, out, err = call(verb, "--workspace", tmp_path, "--symbol", "MES")
     assert "Next: " in refused(code, out, err) and code == 1
+    code, out, err = call(verb, "--workspace", tmp_path / "mistyped", "--symbol", "MES")
+    assert "No such workspace" in refused(code, out, err) and code == 1 and not (tmp_path / "mistyped").exists()
 
 
 @pytest.mark.parametrize("verb", doors.verbs())

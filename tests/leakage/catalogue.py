@@ -1,7 +1,4 @@
-"""A clean pipeline, what a leak is, and the list that every leak enters when it is written.
-
-A leak in a feature gives an honest twin of its column too, so that its share of rows and its size can be measured.
-"""
+"""A clean pipeline, and the list that every leak enters when it is written: the clean one with one thing done wrong."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,7 +49,7 @@ def bars_with_events() -> pd.DataFrame:
 
 
 class Learning(DataUnderProof):
-    """What the library builds, and stand-ins for all that a training fits: quick, and clean.
+    """What the library builds, and a stand-in for what a training fits: quick, and clean.
 
     A leak overrides one of the methods that are given a clean part.
     """
@@ -80,17 +77,8 @@ class Learning(DataUnderProof):
         train, held_out = roles["train"], roles.get("validation", roles["train"])
         stops_on = ("train", "validation") if "validation" in roles else ("train",)
         return super().fit(values, labels, roles) | {
-            "selection": Fitted(selection(x, y, train)),
             "early stopping": Fitted(early_stopping(x, y, train, held_out), stops_on),
-            "calibrator": Fitted(calibrator(x, y, train, held_out), stops_on),
         }
-
-
-def selection(x, y, rows):
-    """The five columns that go most with the outcome."""
-    x, y = x[rows] - x[rows].mean(0), y[rows] - y[rows].mean()
-    score = np.abs(x.T @ y) / np.sqrt((x**2).sum(0) + 1e-30)
-    return np.sort(np.argsort(-score, kind="stable")[:5])
 
 
 def slopes(x, y, rows, steps: int = 12):
@@ -108,102 +96,41 @@ def early_stopping(x, y, train, judge):
     return {"losses": losses, "best": int(losses.argmin())}
 
 
-def calibrator(x, y, train, judge):
-    printed = x[judge] @ slopes(x, y, train)[-1]
-    return float(printed @ y[judge] / (printed @ printed + 1e-30))
-
-
 # ---- what a leak is ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What a column may be made of: base bars, hours, raw bars, facts."""
-
-    bars: pd.DataFrame
-    base: ResampledBars
-    market: MarketSpec
-
-    @property
-    def log_close(self) -> np.ndarray:
-        return np.log(self.base.close)
-
-    @property
-    def moves(self) -> np.ndarray:
-        return np.diff(self.log_close, prepend=self.log_close[:1])
-
-    @property
-    def hours(self) -> ResampledBars:
-        return resample_bars(self.bars, self.market, 60)
-
-
-Column = Callable[[Seen], np.ndarray]
-
-
-@dataclass(frozen=True)
 class Leak:
-    """mechanism : what went wrong.  part, column : where the proof must see it.  kind : "", "sparse" or "tiny".
+    """part, column : where the proof must see it.  spoil : clean pipeline -> leaky one."""
 
-    spoil : clean pipeline -> leaky one.  honest, leaky : the column of a feature leak, as it should be and as it is.
-    """
-
-    mechanism: str
+    name: str
     part: str
     column: str
     spoil: Callable[[Learning], object]
-    name: str
-    kind: str = ""
-    honest: Column | None = None
-    leaky: Column | None = None
 
 
 CATALOGUE: list[Leak] = []
 
 
-def feature_leak(mechanism: str, honest: Column, kind: str = ""):
-    """A leak that is one more column, named after its mechanism."""
-
-    def add(leaky: Column) -> Column:
-        name = leaky.__name__
-
-        class WithColumn(Learning):
-            def spoilt_features(self, rows, bars, facts):
-                market = MarketSpec.from_dict(facts)
-                base = resample_bars(bars, market, self.settings.features.base_minutes)
-                column = np.asarray(leaky(Seen(bars, base, market)), np.float64)
-                return rows.astype(np.float64).assign(**{name: column[rows_of(base, rows)]})
-
-        CATALOGUE.append(Leak(mechanism, "features", name, remade(WithColumn), name, kind, honest, leaky))
-        return leaky
-
-    return add
-
-
-def leak(mechanism: str, part: str, column: str, kind: str = ""):
+def leak(part: str, column: str):
     """A leak that is the clean pipeline with a method done wrong."""
 
     def add(pipeline: type) -> type:
-        CATALOGUE.append(Leak(mechanism, part, column, remade(pipeline), pipeline.__name__, kind))
+        CATALOGUE.append(Leak(pipeline.__name__, part, column, lambda clean: pipeline(**vars(clean))))
         return pipeline
 
     return add
 
 
-def remade(kind: type) -> Callable[[Learning], object]:
-    return lambda clean: kind(**{name: getattr(clean, name) for name in clean.__dataclass_fields__})
+def leaky_column(name: str, column: Callable[[ResampledBars], np.ndarray]) -> None:
+    """A leak that is one more column, of the base bars."""
 
+    class WithColumn(Learning):
+        def spoilt_features(self, rows, bars, facts):
+            base = resample_bars(bars, MarketSpec.from_dict(facts), self.settings.features.base_minutes)
+            return rows.astype(np.float64).assign(**{name: np.asarray(column(base), np.float64)[rows_of(base, rows)]})
 
-def measured(leak: Leak, bars: pd.DataFrame, clean: Learning) -> tuple[float, float]:
-    """(share of rows that leak, largest leak in deviations of the honest column) of a feature leak."""
-    facts = clean.facts(bars)
-    market = MarketSpec.from_dict(facts)
-    base = resample_bars(bars, market, 5)
-    rows = rows_of(base, clean.tables(bars, facts)["features"].rows)
-    seen = Seen(bars, base, market)
-    one, two = (np.asarray(make(seen), np.float64)[rows] for make in (leak.honest, leak.leaky))
-    apart = (one != two) & ~(np.isnan(one) & np.isnan(two))
-    sizes = np.abs(one - two)[apart]
-    return float(apart.mean()), float(np.nanmax(sizes, initial=0.0) / np.nanstd(one))
+    CATALOGUE.append(Leak(name, "features", name, lambda clean: WithColumn(**vars(clean))))
 
 
 def rows_of(base: ResampledBars, rows: pd.DataFrame) -> np.ndarray:

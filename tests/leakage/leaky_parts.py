@@ -11,12 +11,11 @@ from ml_factory.data.sessions import MINUTE_NS, MarketSpec, _infer_calendar, _in
 from ml_factory.leakage.blind import Split
 from ml_factory.targets.labels import triple_barrier_labels
 from ml_factory.targets.splits import purged_kfold
-from ml_factory.targets.weights import training_weights
 from ml_factory.workflows.build import DataUnderProof
-from tests.leakage.catalogue import Learning, calibrator, early_stopping, leak, rows_of, selection
+from tests.leakage.catalogue import Learning, early_stopping, leak, rows_of
 
 
-@leak("the last bucket emitted unfinished", "frame 60m", "(rows)", kind="sparse")
+@leak("frame 60m", "(rows)")
 class UnfinishedHour(Learning):
     """One row in the whole file is wrong: the last hour, told before it is over."""
 
@@ -31,13 +30,13 @@ class UnfinishedHour(Learning):
         return hour.assign(known_at=known_at).set_axis(pd.DatetimeIndex(known_at, tz="UTC"))
 
 
-@leak("frames known at their start", "frame 60m", "(rows)")
+@leak("frame 60m", "(rows)")
 class LeftLabelled(Learning):
     def spoilt_hours(self, hours, bars, facts):
         return hours.assign(known_at=hours["start"]).set_axis(pd.DatetimeIndex(hours["start"], tz="UTC"))
 
 
-@leak("rows that later prove to be of short days are dropped", "features", "(rows)")
+@leak("features", "(rows)")
 class OnlyWholeDays(Learning):
     def spoilt_features(self, rows, bars, facts):
         base = resample_bars(bars, MarketSpec.from_dict(facts), 5)
@@ -45,13 +44,13 @@ class OnlyWholeDays(Learning):
         return rows[count[rows_of(base, rows)] >= 270]
 
 
-@leak("columns chosen by looking at the file", "features", "(columns)")
+@leak("features", "(columns)")
 class ChosenColumns(Learning):
     def spoilt_features(self, rows, bars, facts):
         return rows.iloc[:, np.argsort(-rows.to_numpy().std(axis=0), kind="stable")[:8]]
 
 
-@leak("an error that depends on what follows", "pipeline", "(exception)")
+@leak("pipeline", "(exception)")
 class Fragile(Learning):
     def spoilt_features(self, rows, bars, facts):
         if bars["close"].iloc[-1] > 2 * bars["close"].iloc[0]:
@@ -66,20 +65,20 @@ class ReadAgain(Learning):
         return super().facts(bars) | self.read(bars)
 
 
-@leak("tick of the whole file", "facts", "tick")
+@leak("facts", "tick")
 class FileTick(ReadAgain):
     def read(self, bars):
         return {"tick": _infer_tick(np.unique(bars[["open", "high", "low", "close"]].to_numpy()))}
 
 
-@leak("calendar of the whole file", "facts", "calendar")
+@leak("facts", "calendar")
 class FileCalendar(ReadAgain):
     def read(self, bars):
         weekend = (bars.index.day_of_week == 5).any()
         return {"calendar": "24h" if weekend else _infer_calendar(bars.index.as_unit("ns").asi8)}
 
 
-@leak("presence of volume in the whole file", "facts", "has_volume")
+@leak("facts", "has_volume")
 class FileVolume(ReadAgain):
     def read(self, bars):
         return {"has_volume": "volume" in bars and bool((bars["volume"] < 1e5).all())}
@@ -94,19 +93,19 @@ def acquired(labels: pd.DataFrame, rows: np.ndarray, earlier: pd.Timedelta) -> p
     return labels.assign(label_end=end)
 
 
-@leak("label_end too early", "labels h10", "(rows)")
+@leak("labels h10", "(rows)")
 class ProvenABarEarly(Learning):
     def spoilt_labels(self, labels, bars, facts):
         return acquired(labels, np.ones(len(labels), bool), pd.Timedelta(minutes=5))
 
 
-@leak("label_end too early", "labels h10", "(rows)", kind="sparse")
+@leak("labels h10", "(rows)")
 class AmbiguousProvenEarly(Learning):
     def spoilt_labels(self, labels, bars, facts):
         return acquired(labels, (labels["barrier"] == "ambiguous").to_numpy(), pd.Timedelta(minutes=5))
 
 
-@leak("labels across a session's end", "labels h10", "label")
+@leak("labels h10", "label")
 class AcrossTheNight(Learning):
     """Outcomes read on past the session's end, while label_end stays inside it."""
 
@@ -119,7 +118,7 @@ class AcrossTheNight(Learning):
         return labels.assign(label=np.where(ended, side, labels["label"].to_numpy()))
 
 
-@leak("barriers from the whole file", "labels h10", "up")
+@leak("labels h10", "up")
 class FileBarriers(Learning):
     def spoilt_labels(self, labels, bars, facts):
         market = MarketSpec.from_dict(facts)
@@ -129,16 +128,10 @@ class FileBarriers(Learning):
         return triple_barrier_labels(base, minute_bars, spec, market)
 
 
-@leak("concurrency with labels that come later", "labels h10", "uniqueness")
-class UniquenessOfTheFile(Learning):
-    def spoilt_labels(self, labels, bars, facts):
-        return labels.assign(uniqueness=labels["uniqueness"] / labels["uniqueness"].mean())
-
-
 # ---- splits --------------------------------------------------------------------------------------------------------
 
 
-@leak("unpurged fold", "split h10", "fold 1: train against test")
+@leak("split h10", "fold 1: train against test")
 class Unpurged(Learning):
     def splits(self, labels):
         rows = np.arange(len(labels))
@@ -146,14 +139,14 @@ class Unpurged(Learning):
         return [Split(f"fold {k}", {"train": np.delete(rows, block), "test": block}) for k, block in enumerate(blocks)]
 
 
-@leak("embargo too short", "split h10", "fold 1: train against test")
+@leak("split h10", "fold 1: train against test")
 class ShortEmbargo(Learning):
     def splits(self, labels):
         folds = purged_kfold(labels, 3, 15)
         return [Split(f"fold {k}", {"train": train, "test": test}, 16) for k, (train, test) in enumerate(folds)]
 
 
-@leak("unpurged holdout", "split h10", "holdout: validation against test", kind="sparse")
+@leak("split h10", "holdout: validation against test")
 class UnpurgedHoldout(Learning):
     """A single validation row whose label ends among the test rows."""
 
@@ -164,7 +157,7 @@ class UnpurgedHoldout(Learning):
         return [replace(holdout, roles=roles), *folds]
 
 
-@leak("shuffled rows", "split h10", "shuffled: train against test")
+@leak("split h10", "shuffled: train against test")
 class Shuffled(Learning):
     def splits(self, labels):
         rows = np.random.default_rng(0).permutation(len(labels))
@@ -185,27 +178,21 @@ class Misfitted(Learning):
                         self.wrong(x, y, labels, roles).items()}  # fmt: skip
 
 
-@leak("scaler fitted on all rows", "fitted h10", "preprocessing['center']")
-class ScalerOfAll(Misfitted):
-    def wrong(self, x, y, labels, roles):
-        return {"preprocessing": {"center": np.median(x, axis=0)}}
-
-
-@leak("scaler fitted on validation rows too", "fitted h10", "preprocessing['center']")
+@leak("fitted h10", "preprocessing['center']")
 class ScalerOfTwo(Misfitted):
     def wrong(self, x, y, labels, roles):
         rows = np.concatenate([roles["train"], roles.get("validation", roles["test"])])
         return {"preprocessing": {"center": np.median(x[rows], axis=0)}}
 
 
-@leak("scaler fitted on all rows", "fitted h10", "preprocessing['center']", kind="tiny")
+@leak("fitted h10", "preprocessing['center']")
 class ScalerWithATrace(Misfitted):
     def wrong(self, x, y, labels, roles):
         trace = 1e-8 * np.tanh(x[roles["test"]].mean(axis=0))
         return {"preprocessing": {"center": np.median(x[roles["train"]], axis=0) + trace}}
 
 
-@leak("scaler fitted on test rows in one fold", "fitted h10", "preprocessing['center']", kind="sparse")
+@leak("fitted h10", "preprocessing['center']")
 class PeeksInOneFoldOfTen(Misfitted):
     """Honest in all splits but one: only where the seventh of ten blocks judges does it read its rows."""
 
@@ -220,37 +207,13 @@ class PeeksInOneFoldOfTen(Misfitted):
         return {"preprocessing": {"center": np.median(x[rows], axis=0)}}
 
 
-@leak("training weights over test rows", "fitted h10", "training weights ")
-class WeightsOfAll(Misfitted):
-    def wrong(self, x, y, labels, roles):
-        return {"training weights": training_weights(labels)[roles["train"]]}
-
-
-@leak("early stopping over test rows", "fitted h10", "early stopping['losses']")
+@leak("fitted h10", "early stopping['losses']")
 class StopsOnTest(Misfitted):
     def wrong(self, x, y, labels, roles):
         return {"early stopping": early_stopping(x, y, roles["train"], roles["test"])}
 
 
-@leak("selection over test rows", "fitted h10", "selection ")
-class SelectsOnAll(Misfitted):
-    def wrong(self, x, y, labels, roles):
-        return {"selection": selection(x, y, np.concatenate([roles["train"], roles["test"]]))}
-
-
-@leak("calibrator fitted on test rows", "fitted h10", "calibrator ")
-class CalibratesOnTest(Misfitted):
-    def wrong(self, x, y, labels, roles):
-        return {"calibrator": calibrator(x, y, roles["train"], roles["test"])}
-
-
-@leak("class prior counted on all rows", "fitted h10", "calibrator ")
-class PriorOfAll(Misfitted):
-    def wrong(self, x, y, labels, roles):
-        return {"calibrator": float(np.mean(y == 1))}
-
-
-@leak("answers kept from one call to the next", "features", "next_move_remembered")
+@leak("features", "next_move_remembered")
 class Remembering(Learning):
     """Shown the whole file first, it knows the move after each cut from then: no cut built later would tell."""
 

@@ -6,12 +6,10 @@ import pytest
 from ml_factory.data.resample import BarChunk
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.features import build
-from ml_factory.features.build import FeatureSpec
 from ml_factory.features.engine import HISTORY
 from ml_factory.features.momentum import momentum
-from ml_factory.leakage.feed import fed_features
 from ml_factory.leakage.proof import ProofSpec, prove
-from tests.leakage.leaks import Learning, bars_with_events, clean_pipeline
+from tests.leakage.catalogue import Learning, bars_with_events, clean_pipeline
 
 ONLY_FEED = ProofSpec(cuts=1, whole_cuts=0, ways=("rewrite",), fit_rows=0, feed_pushes=4_000)
 
@@ -57,7 +55,8 @@ def test_prove_kernel_reading_ahead_in_block_is_reported_by_live_feed(bars, monk
 
 
 def test_feed_pushes_end_all_over_the_file_and_give_the_rows_of_a_file(bars, monkeypatch):
-    market, spec, ends = MarketSpec("DEMO", "cme", 0.25, True), FeatureSpec(frames=(60,), families=("calendar",)), []
+    market, ends = MarketSpec("DEMO", "cme", 0.25, True), []
+    pipeline = clean_pipeline()
     honest = BarChunk.part
 
     def watched(chunk, first, stop):
@@ -65,8 +64,8 @@ def test_feed_pushes_end_all_over_the_file_and_give_the_rows_of_a_file(bars, mon
         return honest(chunk, first, stop)
 
     monkeypatch.setattr(BarChunk, "part", watched)
-    fed = fed_features(bars, market, spec, 500)
+    fed = pipeline.feed(bars, market.to_dict(), 500, 0)
     assert 499 <= len(ends) <= 501 and ends[0] < len(bars) / 50 and np.diff(ends).max() < len(bars) / 50
     assert ends[-1] == len(bars)
     monkeypatch.undo()
-    assert fed.equals(build.build_features(bars, market, spec).to_frame())
+    assert fed.equals(build.build_features(bars, market, pipeline.settings.features).to_frame())

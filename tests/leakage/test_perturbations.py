@@ -8,8 +8,8 @@ from ml_factory.data.sessions import MINUTE_NS
 from ml_factory.data.validation import validate_bars
 from ml_factory.leakage.cuts import choose_cut_points
 from ml_factory.leakage.perturb import PERTURBATIONS, SAME_TIMES, TRUNCATE, perturb_future_bars
-from ml_factory.leakage.tables import COLUMNS, ROWS, Table, differences
-from tests.leakage.leaks import bars_with_events
+from ml_factory.leakage.tables import COLUMNS, ROWS, Table, compare
+from tests.leakage.catalogue import bars_with_events
 
 FIRST = 20_000
 
@@ -101,19 +101,21 @@ def rows(values, names=("a", "b")) -> pd.DataFrame:
 
 def test_differences_compare_bits():
     clean = rows([[1, 2], [3, np.nan], [5, 6]])
-    assert differences(clean.astype(np.float64), clean) == []  # a wider type of the same values
-    (found,) = differences(rows([[1, 2], [3, np.nan], [5, np.nextafter(np.float32(6), 9)]]), clean)
-    assert (found.column, found.rows, pd.Timestamp(found.first).nanosecond) == ("b", 1, 2)
-    (zero,) = differences(rows([[-0.0, 1]]), rows([[0.0, 1]]))
+    assert compare("a", clean.astype(np.float64), clean, "it") == []  # a wider type of the same values
+    (found,) = compare("a", rows([[1, 2], [3, np.nan], [5, np.nextafter(np.float32(6), 9)]]), clean, "it")
+    assert (found.column, found.rows, pd.Timestamp(found.first_row).nanosecond) == ("b", 1, 2)
+    (zero,) = compare("a", rows([[-0.0, 1]]), rows([[0.0, 1]]), "it")
     assert zero.column == "a"
 
 
 def test_differences_added_or_missing_rows_and_columns_are_reported():
     clean = rows([[1, 2], [3, 4], [5, 6]])
-    assert differences(clean.iloc[:2], clean)[0].column == ROWS
+    assert compare("a", clean.iloc[:2], clean, "it")[0].column == ROWS
     other = clean.rename(columns={"b": "c"})
-    assert differences(other, clean)[0].column.startswith(COLUMNS) and differences(other, clean, extra=True)
-    assert differences(clean.assign(c=1), clean) and not differences(clean.assign(c=1), clean, extra=True)
+    assert compare("a", other, clean, "it")[0].column.startswith(COLUMNS) and compare(
+        "a", other, clean, "it", extra=True
+    )
+    assert compare("a", clean.assign(c=1), clean, "it") and not compare("a", clean.assign(c=1), clean, "it", extra=True)
 
 
 def test_table_known_by_keeps_rows_that_are_proven_wherever_they_stand():

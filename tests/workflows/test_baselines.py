@@ -42,25 +42,6 @@ def metrics_with_baselines(data, train, rows, forecasts):
     return prepared_dataset_metrics(data, rows, forecasts | prepared_dataset_baselines(data, train, rows), "prior")
 
 
-def test_prior_baseline_counts_each_clear_training_row_once(data):
-    train, test = np.arange(600), np.arange(600, N)
-    table = metrics_with_baselines(data, train, test, {})
-    clear, assessed = train[data.unambiguous_mask[train]], test[data.unambiguous_mask[test]]
-    share = np.array([np.mean(data.y[clear] == side) for side in (-1, 0, 1)])
-    by_hand = -np.log(share[data.y[assessed] + 1]).mean()
-    assert table.loc["prior", "log_loss"] == pytest.approx(by_hand, rel=1e-12)
-
-
-def test_constant_forecasts_have_no_log_loss_gain_over_prior_on_same_rows(data):
-    """The weighted shares do not, nor does the uniform forecast: what a baseline must be able to say of itself."""
-    rows = np.arange(N)
-    weights = training_weights(data.labels)
-    weighted = np.array([weights[data.y == side].sum() for side in (-1, 0, 1)]) / weights.sum()
-    shown = {"uniform": np.full((N, 3), 1 / 3), "weighted": np.tile(weighted, (N, 1))}
-    gains = metrics_with_baselines(data, rows, rows, shown)["log_loss_gain"]
-    assert gains["uniform"] < 0 and gains["weighted"] < -0.01
-
-
 def test_best_baseline_without_clear_rows_is_prior(data):
     ambiguous = np.flatnonzero(~data.unambiguous_mask)
     for rows in (np.arange(0), ambiguous[ambiguous >= 600]):

@@ -25,48 +25,28 @@ def workspace(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_export_pth_loaded_by_printed_python_predicts_equal_probabilities(workspace, name, tmp_path):
-    x = np.random.default_rng(2).normal(size=(48, NETWORKS[name]["lookback"], 3)).astype(np.float32)
-    model = build_model(name, **NETWORKS[name], num_epochs=1, batch_size=16, threads=1)
-    model.fit(x, np.arange(48) % 3 - 1)
-    bundle = TrainedModel(model.get_state(), {}, ("a", "b", "c"), lookback=model.lookback)
-    ArtifactRegistry(workspace.models).register(
-        "MES",
-        "model",
-        name,
-        bundle.to_state(),
-        {"run_id": f"train-{name}", "horizon": 5, "data": "0" * 64, "limited": {}},
-    )
-    exported = pipeline.export(workspace, "MES", 5, name, formats=("pth",), out=tmp_path)
-    assert exported.paths == {"pth": tmp_path / "model_tpu.pth"} and not set(tmp_path.iterdir()) - {
-        tmp_path / "model_tpu.pth"
-    }
-    reported = torch.load(exported.paths["pth"], weights_only=True)
-    assert all(isinstance(value, torch.Tensor) for value in reported.values())
-    space: dict = {}
-    exec("\n".join(exported.python), space)
-    assert all(line in exported.summary() for line in exported.python)
-    with torch.no_grad():
-        p = torch.softmax(space["module"](torch.from_numpy(x)), dim=1).numpy()
-    assert np.allclose(p, model.predict_proba(x), atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["gru", "tcn"])
-def test_export_pt2_loaded_by_torch_alone_predicts_equal_probabilities(workspace, name, tmp_path):
+def test_export_of_network_predicts_equal_probabilities_by_torch_alone(workspace, name, tmp_path):
     x = np.random.default_rng(2).normal(size=(48, NETWORKS[name]["lookback"], 3)).astype(np.float32)
     model = build_model(name, **NETWORKS[name], num_epochs=1, batch_size=16, threads=1)
     model.fit(x, np.arange(48) % 3 - 1)
     kept = TrainedModel(model.get_state(), {}, ("a", "b", "c"), lookback=model.lookback)
-    registry = ArtifactRegistry(workspace.models)
-    registry.register(
-        "NQ", "model", name, kept.to_state(), {"run_id": f"train-{name}", "horizon": 5, "data": "0" * 64, "limited": {}}
-    )
-    exported = pipeline.export(workspace, "NQ", 5, name, formats=("pt2",), out=tmp_path)
-    assert exported.paths == {"pt2": tmp_path / f"NQ-h5-{name}.pt2"}
-    module = torch.export.load(exported.paths["pt2"]).module()
-    for rows in (1, 48):
-        p = torch.softmax(module(torch.from_numpy(x[:rows])), dim=1).detach().numpy()
-        np.testing.assert_allclose(p, model.predict_proba(x[:rows]), rtol=0, atol=1e-6)
+    facts = {"run_id": f"train-{name}", "horizon": 5, "data": "0" * 64, "run": {"quick": False}}
+    ArtifactRegistry(workspace.models).register("MES", "model", name, kept.to_state(), facts)
+    formats = ("pth", "pt2") if name in ("gru", "tcn") else ("pth",)
+    exported = pipeline.export(workspace, "MES", 5, name, formats=formats, out=tmp_path)
+    named = {"pth": tmp_path / "model_tpu.pth", "pt2": tmp_path / f"MES-h5-{name}.pt2"}
+    assert exported.paths == {kind: named[kind] for kind in formats} and set(tmp_path.iterdir()) == {
+        *exported.paths.values()
+    }
+    state = torch.load(exported.paths["pth"], weights_only=True)
+    assert all(isinstance(value, torch.Tensor) for value in state.values())
+    assert all(line in exported.summary() for line in exported.python)
+    space: dict = {"x": torch.from_numpy(x)}
+    with torch.no_grad():
+        exec("\n".join(exported.python), space)
+        logits = {"pth": space["module"](space["x"])} | ({"pt2": space["logits"]} if "pt2" in formats else {})
+    for one in logits.values():
+        np.testing.assert_allclose(torch.softmax(one, dim=1).numpy(), model.predict_proba(x), rtol=0, atol=1e-6)
 
 
 def test_export_booster_unknown_format_or_absent_model_raises(workspace, call):

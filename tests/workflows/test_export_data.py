@@ -19,7 +19,7 @@ from ml_factory.data.bar_files import read_bars_table
 from ml_factory.data.databases.selected_rows import SelectedRows
 from ml_factory.data.io import import_bars
 from ml_factory.data.validation import RawBarSpec
-from ml_factory.errors import BarsError, DatabaseError, SettingsError, WorkspaceError
+from ml_factory.errors import BarsError, DatabaseError, SettingsError
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.export_data import export_data
 from tests.postgres_server import GUARDED, PASSWORD, missing_postgres_programs, postgres_server
@@ -100,14 +100,6 @@ def test_export_of_200000_bars_equals_copy_of_the_server(server, tmp_path, suffi
     )
 
 
-def test_exported_files_of_both_formats_are_one_market_to_prepare(server, tmp_path):
-    reports = []
-    for suffix in (".parquet", ".csv"):
-        path = export_data(server.source(), tmp_path / f"b{suffix}", table="bars", symbol="MES", end="2020-01-09").path
-        reports.append(import_bars(path, Workspace(tmp_path / suffix[1:]), "MES"))
-    assert reports[0].rows == 11_519 and reports[0].fingerprint == reports[1].fingerprint
-
-
 TYPES = """
 CREATE TABLE types (at {time}, open numeric(14, 4), high double precision, low real, close numeric, volume integer,
                     note varchar(9), ok boolean, kind char(3), tags jsonb);
@@ -129,16 +121,14 @@ TIMES = {
 }
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
 @pytest.mark.parametrize("kind", TIMES)
-def test_export_of_column_types_nulls_and_duplicates_keeps_values(server, tmp_path, kind, suffix):
+def test_export_of_column_types_nulls_and_duplicates_keeps_values(server, tmp_path, kind):
     times = [*TIMES[kind], TIMES[kind][0]]
     rows = [f"({', '.join((at, *row))})" for at, row in zip(times, VALUES, strict=True)]
     server.run_sql(f"DROP TABLE IF EXISTS types; {TYPES.format(time=kind)} INSERT INTO types VALUES {', '.join(rows)}")
-    result = export_data(server.source(), tmp_path / f"types{suffix}", table="types", time_column="at")
+    result = export_data(server.source(), tmp_path / "types.parquet", table="types", time_column="at")
     assert result.rows == 4
-    schema = _schema_of(result.columns, kind)
-    got = _read(result.path, schema).to_pylist()
+    got = pyarrow.parquet.read_table(result.path).to_pylist()
     assert [row["timestamp"] for row in got] == sorted(row["timestamp"] for row in got)
     by_time = "('1969' < left(at::text, 4)), at" if kind == "timestamptz" else "at"
     shown = server.run_sql(f"SELECT close::float8, volume, note, ok, kind, tags FROM types ORDER BY {by_time}, open")
@@ -152,22 +142,6 @@ def test_export_of_column_types_nulls_and_duplicates_keeps_values(server, tmp_pa
     (odd,) = (row for row in got if row["note"] == "")
     assert odd["high"] == 1e-300 and np.isnan(odd["low"]) and odd["volume"] == -(2**31) and odd["ok"] is False
     assert odd["close"] == 1e20 and odd["kind"].strip() == "yy" and odd["tags"] == "[1]"
-
-
-def _read(path: Path, schema: pyarrow.Schema) -> pyarrow.Table:
-    if path.suffix == ".parquet":
-        return pyarrow.parquet.read_table(path)
-    options = pyarrow.csv.ConvertOptions(column_types=schema, null_values=[""], strings_can_be_null=True,
-                                         quoted_strings_can_be_null=False)  # fmt: skip
-    return pyarrow.csv.read_csv(path, convert_options=options)
-
-
-def _schema_of(columns: list[str], kind: str) -> pyarrow.Schema:
-    time_types = {"timestamptz": pyarrow.timestamp("us", "UTC"), "timestamp": pyarrow.timestamp("us"),
-                  "date": pyarrow.timestamp("us"), "bigint": pyarrow.int64(), "integer": pyarrow.int64()}  # fmt: skip
-    types = [time_types.get(kind, pyarrow.float64()), *[pyarrow.float64()] * 4, pyarrow.int64(), pyarrow.string(),
-             pyarrow.bool_(), pyarrow.string(), pyarrow.string()]  # fmt: skip
-    return pyarrow.schema(list(zip(columns, types, strict=True)))
 
 
 @pytest.mark.parametrize("kind", ["timestamptz", "timestamp", "date", "bigint", "double precision"])
@@ -259,13 +233,6 @@ def test_killed_export_leaves_the_older_file_and_starts_again(server, tmp_path):
     assert done.returncode == -signal.SIGKILL and path.read_bytes() == b"older" and len(list(tmp_path.iterdir())) == 2
     assert export_data(server.source(), path, table="bars", symbol="ES=F").rows == len(pd.read_parquet(path)) == 1000
     assert sorted(one.name for one in tmp_path.iterdir()) == ["es.parquet", "es.parquet.json"]
-
-
-def test_export_to_path_that_is_a_folder_is_refused_in_one_line(server, tmp_path):
-    (tmp_path / "es.parquet").mkdir()
-    with pytest.raises(WorkspaceError) as error:
-        export_data(server.source(), tmp_path / "es.parquet", table="bars", symbol="ES=F")
-    assert "es.parquet" in one_line(error)
 
 
 # ---- names and values ------------------------------------------------------------------------------------------------
@@ -424,11 +391,10 @@ print(int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) /
 """
 
 
-@pytest.mark.parametrize(("rows", "most"), [(500_000, 30), pytest.param(5_000_000, 60, marks=pytest.mark.soak)])
-def test_export_peak_memory_does_not_grow_with_rows(server, tmp_path, rows, most):
-    """Held in memory, the rows added would be 72 MB in the short form, and 720 MB in the long one."""
+def test_export_peak_memory_does_not_grow_with_rows(server, tmp_path):
+    """Held in memory, the rows added would be 72 MB."""
     peaks = []
-    for count in (rows, 4 * rows):
+    for count in (500_000, 2_000_000):
         server.run_sql(LONG.format(rows=count))
         done = subprocess.run(
             [sys.executable, "-c", PEAK, server.source(), str(tmp_path / f"{count}.parquet"), "long"],
@@ -436,4 +402,4 @@ def test_export_peak_memory_does_not_grow_with_rows(server, tmp_path, rows, most
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         peaks.append(int(done.stdout))
-    assert peaks[1] < peaks[0] + most, peaks
+    assert peaks[1] < peaks[0] + 30, peaks

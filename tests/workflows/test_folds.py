@@ -8,9 +8,7 @@ import pandas as pd
 import pytest
 
 from ml_factory import argument_checks, pipeline
-from ml_factory.data.io import import_bars
-from ml_factory.data.synthetic import synthetic_bars
-from ml_factory.errors import FactoryError, SettingsError
+from ml_factory.errors import FactoryError
 from ml_factory.evaluation.baselines import BASELINES
 from ml_factory.evaluation.calibration import Calibration
 from ml_factory.evaluation.metrics import row_log_loss
@@ -18,7 +16,8 @@ from ml_factory.runs import FitCheckpoints, open_run
 from ml_factory.settings import make_run_settings
 from ml_factory.storage.serialization import read_state_file, write_state_file
 from ml_factory.storage.workspace import Workspace
-from ml_factory.targets.weights import WeightSpec, effective_sample_size
+from ml_factory.targets.weights import WeightSpec
+from ml_factory.workflows import folds
 from ml_factory.workflows import train as train_module
 from ml_factory.workflows.cross_validate import (
     fold_score_mean_gain,
@@ -38,21 +37,16 @@ from ml_factory.workflows.folds import (
     inner_validation_split,
     plan_folds,
 )
-from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.prepared_dataset import PreparedDataset, dataset_rows_with_weight
-from tests.small_data import SMALL_DATA
 
 HORIZON = 10
 SMALL = {"rounds": 10, "depth": 2, "threads": 1}
 SCHEMES = tuple(argument_checks.SCHEMES)
 
 
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory) -> tuple[Workspace, PreparedDataset]:
-    workspace = Workspace(tmp_path_factory.mktemp("folds"))
-    import_bars(synthetic_bars(days=16, kind="planted", seed=2).reset_index(), workspace, "MES")
-    pipeline.prepare(workspace, "MES", (HORIZON,), settings=SMALL_DATA)
-    return workspace, load_dataset(workspace, "MES", HORIZON)
+@pytest.fixture
+def prepared(sixteen_days) -> tuple[Workspace, PreparedDataset]:
+    return sixteen_days
 
 
 def plan_of(data: PreparedDataset, scheme: str, count: int = 4, lookback: int = 1, limit: int = 0, **more):
@@ -67,19 +61,6 @@ def made_up(plan: FoldPlan, seed: int = 0) -> FoldForecasts:
         p[rng.random(len(test)) < 0.1] = np.nan
         forecasts.append(p)
     return FoldForecasts(plan, forecasts, [Calibration()] * len(forecasts))
-
-
-@pytest.mark.parametrize(("scheme", "count"), list(zip(SCHEMES, (4, 4, 4, 6), strict=True)))
-def test_fold_plan_table_counts_rows_and_effective_rows(prepared, scheme, count):
-    data = prepared[1]
-    plan = plan_of(data, scheme)
-    table = plan.table()
-    assert len(table) == count == len(plan.folds)
-    for number, (train, _) in enumerate(plan.folds):
-        row = table.loc[number]
-        assert row["train"] + row["test"] + row["left_out"] == len(plan.rows)
-        assert row["effective_train"] == effective_sample_size(data.labels.iloc[plan.rows[train]]) < row["train"] / 2
-        assert 0 < row["effective_test"] < row["test"] / 2
 
 
 @pytest.mark.parametrize("lookback", [1, 100])
@@ -98,14 +79,6 @@ def test_fold_plan_purges_labels_and_embargoes_windows_around_test_blocks(prepar
                 assert (label_end[before] < known_at[assessed[0]]).all()
                 assert (known_at[after - embargo] > label_end[assessed].max()).all()
                 assert scheme.startswith(("purged", "comb")) or not len(after)
-
-
-def test_fold_plan_rolling_window_keeps_last_rows_of_given_length(prepared):
-    data = prepared[1]
-    whole = plan_of(data, "walk_forward_expanding")
-    plan = plan_of(data, "walk_forward_rolling", window=300)
-    for (train, test), (all_before, same) in zip(plan.folds, whole.folds, strict=True):
-        assert train.tolist() == all_before[-300:].tolist() and test.tolist() == same.tolist()
 
 
 def test_fold_plan_limit_is_shared_by_folds_and_of_training_rows_only(prepared):
@@ -224,15 +197,9 @@ def test_cross_validate_each_scheme_gives_finite_metrics_and_reuses_folds(prepar
     raw = fold_score_mean_gain(result.folds, "lightgbm_uncalibrated")[0]
     assert f"not calibrated {raw:+.4f}" in result.summary() and raw != result.gain_mean
     assert (result.fold_table["temperature"] != 1.0).all()
-
-
-def test_cross_validate_leaves_no_checkpoints_when_folds_are_done(prepared, monkeypatch):
-    workspace = prepared[0]
-    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
-    before = set(workspace.checkpoints.rglob("*.ckpt"))
-    settings = {**SMALL, "rounds": 50, "block": 5}
-    pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", folds=5, model_settings=settings, seed=77)
-    assert set(workspace.checkpoints.rglob("*.ckpt")) == before
+    table, rows = result.fold_table, len(prepared[1].development_rows())
+    assert (table[["train", "test", "left_out"]].sum(axis=1) == rows).all() and (table["left_out"] > 0).all()
+    assert (table["effective_train"] < table["train"] / 2).all() and (table["effective_test"] > 0).all()
 
 
 @pytest.mark.parametrize("fold", [0, 1])
@@ -251,6 +218,7 @@ def test_cross_validate_killed_inside_fold_reports_progress_on_resume(prepared, 
         patch.setattr(FitCheckpoints, "save", killed)
         pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", **asked)
     result = pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", **asked)
+    assert not list(workspace.checkpoints.glob(f"{result.run_id}/*.ckpt"))
     assert result.reached == ("round 10 in the first fold", "fold 1 of 2, round 10 in the next")[fold]
     assert f"unfinished at {result.reached} ({result.run_id}). Resumes from there." in result.found
     assert result.origin["value"]["resumed from"] == result.reached
@@ -296,28 +264,32 @@ class Witness:
         return np.tile([0.2, 0.3, 0.5], (len(x), 1))
 
 
-def test_each_fold_is_fitted_stopped_and_calibrated_on_its_own_training_rows(prepared, tmp_path):
-    data, models, scaled_on = prepared[1], [], []
+def test_each_fold_is_fitted_stopped_and_calibrated_on_its_own_training_rows(prepared, tmp_path, monkeypatch):
+    data, models, scaled_on, seen = prepared[1], [], [], []
 
     class Watched(FoldModel):
         def build(self, data, fold):
             models.append(Witness())
             return models[-1]
 
-        def fit_scaler(self, data, rows):
-            scaled_on.append(rows)
-            return SimpleNamespace(transform=lambda x_NF: np.arange(len(x_NF), dtype=float)[:, None])
+    def numbered(data, rows):
+        scaled_on.append(rows)
+        return SimpleNamespace(transform=lambda x_NF: np.arange(len(x_NF), dtype=float)[:, None])
 
+    monkeypatch.setattr(folds, "fit_dataset_preprocessing", numbered)
     plan = plan_of(data, "purged_kfold", 3, lookback=20)
     spec = make_run_settings("MES", HORIZON, "linear", task="folds", seed=0, quick=False, data="0", settings=None)
     with open_run(Workspace(tmp_path), spec) as run:
-        forecasts = fit_folds(run, data, plan, Watched(0, "linear", {}))
+        forecasts = fit_folds(run, data, plan, Watched(0, "linear", {}), seen.append)
     for number, (model, (train_rows, test)) in enumerate(zip(models, plan.folds, strict=True)):
         fit, held_out = (plan.rows[part] for part in plan.fit_and_held_out(number))
         weighed, weights = dataset_rows_with_weight(data, fit)
         np.testing.assert_array_equal(model.fitted[:, 0], data.row[weighed])
         np.testing.assert_array_equal(scaled_on[number], weighed)
         np.testing.assert_array_equal(model.weights, weights)
+        np.testing.assert_array_equal(seen[number]["inputs_train"], model.fitted)
+        np.testing.assert_array_equal(seen[number]["inputs_test"], model.predicted)
+        np.testing.assert_array_equal(seen[number]["train"], weighed)
         assert set(model.held_out[:, 0]) <= set(data.row[held_out]) and not np.isin(fit, held_out).any()
         assert not np.isin(np.r_[fit, held_out], plan.rows[test]).any()
         assert np.isin(np.r_[fit, held_out], plan.rows[train_rows]).all()
@@ -336,10 +308,8 @@ def test_inner_validation_of_twelve_rows_matches_docstring():
         inner_validation_split(labels, np.arange(2), 0.15)
 
 
-@pytest.mark.soak_except("spec1")
-@pytest.mark.parametrize("spec", [WeightSpec(decay=-0.5), WeightSpec(False)])
-def test_cross_validate_weight_spec_changes_run_id_and_fold_losses(prepared, spec):
-    workspace, _ = prepared
+def test_cross_validate_weight_spec_changes_run_id_and_fold_losses(prepared):
+    workspace, spec = prepared[0], WeightSpec(decay=-0.5)
     ask = {"folds": 3, "model_settings": SMALL}
     plain = pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", **ask)
     other = pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", weights=spec, **ask)
@@ -378,12 +348,3 @@ def test_cross_validate_without_fold_of_two_classes_raises(prepared, tmp_path, m
     with pytest.raises(FactoryError, match="No fold has training rows of two classes"):
         ask = {"folds": 3, "model_settings": SMALL, "uncertified": True}
         pipeline.cross_validate(Workspace(tmp_path), "MES", HORIZON, "lightgbm", **ask)
-
-
-def test_cross_validate_run_arguments_in_model_settings_raise(prepared):
-    workspace, _ = prepared
-    for name in ("scheme", "test_blocks", "window", "weights"):
-        with pytest.raises(SettingsError, match=name):
-            pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", model_settings={name: 2})
-    with pytest.raises(SettingsError, match="combinatorial"):
-        pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", scheme="combinatoral")

@@ -83,6 +83,8 @@ def test_plan_of_short_session_says_what_fits(minutes, fits, prepared, data, cos
 def test_plan_with_unknown_model_or_task_raises(prepared, data):
     with pytest.raises(SettingsError, match="Unknown model"):
         plan(prepared, ["xgbost"])
+    with pytest.raises(SettingsError, match="not used here"):
+        plan(prepared, ["linear"], model_settings={"lstm": {"hidden": 4}})
     with pytest.raises(SettingsError, match="Unknown task"):
         plan(prepared, ["xgboost"], tasks=["fold"])
 
@@ -147,14 +149,6 @@ def test_plan_lists_stack_after_bases_and_omits_finished_stack(prepared, data):
     assert plan(prepared, names, tasks=["stack"], **how).table.empty
     others = plan(prepared, names, tasks=["stack"], **how | {"model_settings": {}}).table
     assert set(others.index) == {"xgboost", "stack"}  # of other settings neither is finished
-
-
-def test_stack_and_plan_with_settings_of_unused_model_raise(prepared):
-    own = {"lstm": {"hidden": 4}}
-    with pytest.raises(SettingsError, match="not used here"):
-        pipeline.stack(prepared, "DEMO", 5, ["linear", "xgboost"], model_settings=own)
-    with pytest.raises(SettingsError, match="not used here"):
-        pipeline.plan(prepared, "DEMO", 5, ["linear"], model_settings=own)
 
 
 def test_plan_with_rate_prices_remaining_time_in_compute_units(prepared, data, costs):

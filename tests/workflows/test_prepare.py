@@ -20,7 +20,6 @@ from ml_factory.features.build import FeatureSpec
 from ml_factory.features.custom import feature
 from ml_factory.settings import DataSpec
 from ml_factory.storage.files import files
-from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import build, inspect_data, prepare, prove
 from ml_factory.workflows.load_prepared import load_dataset
@@ -71,16 +70,6 @@ def test_prepare_labels_and_windows_span_sessions_only_with_span(workspace, call
     assert np.isfinite(reported.metrics["log_loss"]).all()
 
 
-def test_prepare_reuses_older_manifest_with_default_of_absent_setting(prepared):
-    folder = DatasetStore.current(prepared.processed("DEMO")).folder
-    manifest = json.loads((folder / "manifest.json").read_text())
-    del manifest["facts"]["settings"]["features"]["spans"]
-    manifest["facts"]["settings"]["searched"] = [{"version": 2}]  # of an older release, which nobody asks for
-    del manifest["hash"]
-    files.write_json(folder / "manifest.json", manifest | {"hash": fingerprint_json(manifest)})
-    assert pipeline.prepare(prepared, "DEMO", (5,), settings=SMALL_DATA).fingerprint.startswith(folder.name)
-
-
 def test_frame_alignment_shows_newest_known_frame_per_row(workspace, monkeypatch):
     reported = []
     monkeypatch.setattr(inspect_data.data_plots, "plot_frame_alignment", lambda *parts: reported.append(parts))
@@ -108,42 +97,6 @@ def raw(workspace: Workspace, bars: pd.DataFrame) -> None:
 def place(tmp_path, monkeypatch) -> Workspace:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return Workspace(tmp_path / "here")
-
-
-@pytest.mark.soak_except("a price")
-@pytest.mark.parametrize("what", ["a price", "a bar", "settings", "a volume", "a damaged part"])
-def test_prepare_changed_bars_or_settings_rebuild_all_rows(what, place, tmp_path):
-    raw(place, BARS[:9000])
-    pipeline.prepare(place, "MES", (5,), settings=SMALL_DATA)
-    bars, settings = BARS.copy(), SMALL_DATA
-    if what in ("a price", "a volume"):
-        name = {"a price": "high", "a volume": "volume"}[what]
-        bars.iloc[4000, bars.columns.get_loc(name)] += 1.0
-    elif what == "a bar":
-        bars = bars.drop(bars.index[4000])
-    elif what == "settings":
-        settings = DataSpec(features=FEW_COLUMNS, tick=0.5)
-    else:
-        part = DatasetStore.current(place.processed("MES")).folder / "features.npy"
-        part.write_bytes(part.read_bytes()[:-4] + b"oops")
-    raw(place, bars)
-    pipeline.prepare(place, "MES", (5,), settings=settings)
-    store = DatasetStore.current(place.processed("MES"))
-    elsewhere = Workspace(tmp_path / "there")
-    raw(elsewhere, bars)
-    pipeline.prepare(elsewhere, "MES", (5,), settings=settings)
-    assert store.files == DatasetStore.current(elsewhere.processed("MES")).files
-
-
-def test_prepare_unchanged_input_writes_and_hashes_no_file(place, monkeypatch):
-    raw(place, BARS)
-    first = pipeline.prepare(place, "MES", (5, 20), settings=SMALL_DATA)
-    before = {path: path.stat().st_mtime_ns for path in place.processed("MES").rglob("*") if path.is_file()}
-    hashed, bars, sha256 = [], place.raw_bars("MES"), files.sha256
-    monkeypatch.setattr(files, "sha256", lambda path: sha256(path) if path == bars else hashed.append(path))
-    again = pipeline.prepare(place, "MES", (20,), settings=SMALL_DATA)
-    assert again.reused and again.fingerprint == first.fingerprint and hashed == []
-    assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
 def test_prepare_added_horizon_reuses_stored_features(place, monkeypatch):

@@ -12,7 +12,7 @@ from ml_factory.evaluation.metrics import compute_forecast_metrics
 from ml_factory.evaluation.verdict import model_verdict, verdict_gains_of_rows
 from ml_factory.targets.labels import label_classes
 from ml_factory.workflows import report
-from ml_factory.workflows.evaluation import Evaluation, dataset_calibration_by_class, dataset_gain_over_forecast
+from ml_factory.workflows.evaluation import Evaluation, dataset_calibration_by_class
 
 ROWS = 600
 MONTHS = pd.DataFrame({"rows": [300, 200, 100], "gain": [3.0, -1.0, 1.0]}, index=["2024-01", "2024-02", "2024-03"])
@@ -75,19 +75,6 @@ def test_report_verdict_section_starts_with_sentence_and_gain_per_model():
     assert all(f"`{name}`: " in text for name in BASELINES)
 
 
-def test_summary_cards_show_chosen_model_with_interval_and_rounded_effective_rows():
-    on_test = evaluated(2)
-    summary_cards, one = report.report_headline_cards(on_test, "no costs known"), on_test.verdicts["model0"]
-    assert summary_cards["gain over clock, nats per row"] == (
-        f"{one.gain_best:+.4f}", f"95 % from {one.gain_best_low:+.4f} to {one.gain_best_high:+.4f}",
-    )  # fmt: skip
-    on_test.verdicts["model0"] = replace(one, effective_rows=912.4)
-    assert report.report_headline_cards(on_test, "no costs known")["test rows"] == (
-        ROWS,
-        "worth about 910 without overlap",
-    )
-
-
 def test_report_returns_lists_deciles_of_chosen_model():
     on_test = evaluated(2)
     forecast = on_test.forecasts["model0"] @ [-1, 0, 1]
@@ -108,40 +95,6 @@ def test_report_verdict_compares_stack_with_equal_pool(low, high, words):
     assert f"model0 {words} the plain mean of its models (equal_pool): {(low + high) / 2:+.4f} nats" in reported
     assert ("The learnt weights show no advantage" in reported) == (low <= 0)
     assert "equal_pool" not in report.report_verdict_section(evaluated(1), ROWS).text
-
-
-def test_gain_over_matches_hand_computed_gain_on_clear_rows():
-    random = np.random.default_rng(0)
-    ours, other, y = random.dirichlet((2, 2, 2), 90), random.dirichlet((2, 2, 2), 90), random.integers(-1, 2, 90)
-    clear, rows = random.random(90) < 0.8, np.arange(10, 80)
-    labels = pd.DataFrame(index=pd.date_range("2024-01-01", periods=90, freq="5min", tz="UTC"))
-    data = SimpleNamespace(unambiguous_mask=clear, y=y, horizon=3, labels=labels)
-    gain, low, high = dataset_gain_over_forecast(data, rows, ours[rows], other[rows])
-    kept = rows[clear[rows]]
-    by_hand = np.log(ours[kept, y[kept] + 1] / other[kept, y[kept] + 1])
-    assert gain == pytest.approx(by_hand.mean(), abs=1e-12) and low < gain < high
-    assert high - gain == pytest.approx(gain - low)
-    assert dataset_gain_over_forecast(data, rows, ours[rows], ours[rows]) == (0.0, 0.0, 0.0)
-
-
-def test_synthetic_notice_appears_only_for_demo_market():
-    assert "synthetic market" in report.report_synthetic_notice("DEMO")
-    assert report.report_synthetic_notice("MES") == ""
-
-
-def test_quick_notice_lists_limited_settings():
-    assert "lstm epochs: 2" in report.report_quick_notice({"lstm epochs": 2})
-    assert report.report_quick_notice({}) == ""
-
-
-def test_report_verdict_of_several_models_names_model_chosen_on_validation():
-    assert "model0 was chosen on validation rows" in verdict(2)
-    assert "chosen on validation rows" not in verdict(1)
-
-
-def test_report_verdict_counts_unevaluated_test_rows():
-    assert "600 of the 700 test rows, those with a full input window." in verdict(1, of=700)
-    assert "Evaluated on all 600 test rows." in verdict(1)
 
 
 def test_report_calibration_lists_class_shares_of_clear_rows():

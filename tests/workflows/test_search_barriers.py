@@ -200,6 +200,14 @@ def test_with_searched_warns_if_labels_span_sessions_but_windows_do_not(tmp_path
         assert ("--span" in caplog.text) == (session_end == "span" and not spans)
 
 
+def test_cross_validate_with_barriers_searched_on_tested_rows_raises(prepared):
+    search(prepared)
+    pipeline.prepare(prepared, "DEMO", (5,), searched="h5-v1", settings=SMALL_DATA)
+    with pytest.raises(SettingsError, match=r"searched on rows that the folds test.*saw [\d,]+ rows.*--search"):
+        pipeline.cross_validate(prepared, "DEMO", 5, "linear", folds=3, quick=True)
+    assert not list(prepared.results.rglob("folds.parquet"))  # and nothing was fitted
+
+
 def test_search_barriers_with_impossible_balance_raises_and_writes_nothing(prepared):
     with pytest.raises(SettingsError, match="None of 9 barriers keeps the balance") as reported:
         search(prepared, replace(SPEC, neutral=(0.9, 0.99)))

@@ -58,12 +58,6 @@ def test_torchrun_train_in_two_processes_gives_losses_of_one_and_one_run(prepare
     assert again["reused"] and again["artifact_hash"] == reported["artifact_hash"]
 
 
-@pytest.mark.soak
-def test_torchrun_train_of_booster_in_two_processes_fits_once(prepared):
-    reported, printed = two_processes(prepared.root, "lightgbm", {"rounds": 5, "threads": 1})
-    assert not reported["reused"] and reported["run_id"] and "Another process" not in printed
-
-
 @pytest.fixture
 def further_rank(monkeypatch):
     """Make this process rank 1 of a torchrun group, as far as the environment says it."""

@@ -1,0 +1,20 @@
+"""Prepared data that several files only read, or add runs to."""
+
+import pytest
+
+from ml_factory import pipeline
+from ml_factory.data.io import import_bars
+from ml_factory.data.synthetic import synthetic_bars
+from ml_factory.storage.workspace import Workspace
+from ml_factory.workflows.load_prepared import load_dataset
+from ml_factory.workflows.prepared_dataset import PreparedDataset
+from tests.small_data import SMALL_DATA
+
+
+@pytest.fixture(scope="session")
+def sixteen_days(tmp_path_factory) -> tuple[Workspace, PreparedDataset]:
+    """A market with an edge, prepared for labels of ten bars."""
+    workspace = Workspace(tmp_path_factory.mktemp("sixteen"))
+    import_bars(synthetic_bars(days=16, kind="planted", seed=2).reset_index(), workspace, "MES")
+    pipeline.prepare(workspace, "MES", (10,), settings=SMALL_DATA)
+    return workspace, load_dataset(workspace, "MES", 10)
