@@ -52,7 +52,7 @@ class RecordedStream:
         self._found: list[list[Finding]] = []
         if state:
             self.stream.load_state(state)
-        find, predict = self.stream._guard.findings, self.stream._stream.predict_rows
+        find, predict = self.stream.guard.findings, self.stream.predict_rows
 
         def record(*given: object) -> list[list[Finding]]:
             self._found = find(*given)
@@ -63,16 +63,16 @@ class RecordedStream:
             p = frame[PROBABILITIES].to_numpy() ** 4
             return frame.assign(**dict(zip(PROBABILITIES, (p / p.sum(axis=1, keepdims=True)).T, strict=True)))
 
-        self.stream._guard.findings = record
+        self.stream.guard.findings = record
         if sharper:
-            self.stream._stream.predict_rows = predict_sharper
+            self.stream.predict_rows = predict_sharper
 
     def push(self, bars: pd.DataFrame) -> Answers:
         """Push bars, and return what each answer found."""
         answers = []
         for start in range(0, len(bars), CHUNK):
             part = bars.iloc[start : start + CHUNK]
-            before = pd.Timestamp(self.stream._guard.last_end, tz="UTC")
+            before = pd.Timestamp(self.stream.guard.last_end, tz="UTC")
             moments = self.stream.push(part.reset_index()).index
             names = [frozenset(f"{one.kind}:{one.part}" for one in found) for found in self._found]
             answers += zip(moments, names, strict=True)

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ from cyclopts.validators import Number
 from ml_factory.argument_checks import check_file_exists
 from ml_factory.commands.options import Config, OwnModules, Texts, import_own_modules, parse_name_value_options
 from ml_factory.errors import SettingsError, WorkspaceError, did_you_mean
+from ml_factory.interrupt import Interrupted
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.setting_names import parse_setting_value
 from ml_factory.storage.files import files
@@ -93,7 +95,7 @@ def _follow(bundles: list[Path], path: Path, state: Path | None, guard: Any, *, 
                             wanted="one", next_step="start a second process for another symbol")  # fmt: skip
     check_file_exists(path)
     served = served_bundle.ServedBundle.load(bundles[0], guard)
-    with server.open_state_folder(state or path.with_name(f"{path.name}.state")) as folder:
+    with server.open_state_folder(state or path.with_name(f"{path.name}.state")) as folder, suppress(Interrupted):
         followed = following.FollowedFile(path, served, folder, live=live)
         following.follow_file(
             followed, poll_seconds=POLL_SECONDS,

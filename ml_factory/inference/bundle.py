@@ -3,13 +3,12 @@
 The file is a state (`storage.serialization`) with the bytes of another, and their SHA-256. The inner one has five
 values: `description` (names, numbers and texts: settings of the data, facts of the run, certificate, metrics,
 versions), `models` (name -> the bytes of the registered model), `graphs` (name -> the model's ONNX graph, or none),
-`reference` (of the guard, or nothing) and `example` (bars with their predictions, which are made again and compared
+`reference` (of the guard, or none) and `example` (bars with their predictions, which are made again and compared
 when the bundle is loaded; or nothing). Loading runs no code of the file and imports nothing that it names.
 """
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
@@ -24,7 +23,7 @@ from ml_factory.data.resample import resample_bars
 from ml_factory.data.sessions import PRICES, TRADING_HOURS, MarketSpec
 from ml_factory.data.synthetic import SyntheticSpec, synthetic_market
 from ml_factory.data.validation import RawBarSpec
-from ml_factory.errors import BarsError, CheckpointError, MissingPackageError, SettingsError, refuse_damaged_content
+from ml_factory.errors import BarsError, CheckpointError, SettingsError
 from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.features.build import feature_column_names
 from ml_factory.features.custom import get_custom_feature
@@ -38,21 +37,13 @@ from ml_factory.inference.predict import (
     add_prediction_splits,
     installed_library_versions,
 )
-from ml_factory.lazy_module import EXTRAS, missing_package_error
+from ml_factory.lazy_module import missing_package_error
 from ml_factory.models.registry import find_model_spec, registered_source_hash
 from ml_factory.storage.files import files
-from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.serialization import deserialize_state, serialize_state
 
 LARGEST_BUNDLE = 256 * 2**20  # bytes
 _NO_LIBRARY = ("linear",)
-_NEEDED = {
-    **dict.fromkeys(("symbol", "model", "run_id", "data"), str), "off_tick": int | float,
-    **dict.fromkeys(("horizon", "lookback"), int),
-    **dict.fromkeys(("split_times", "spec", "custom", "networks", "versions", "models", "raw"), dict),
-    **dict.fromkeys(("feature_names", "classes"), list),
-    **dict.fromkeys(("stack", "certificate"), dict | None),
-}  # fmt: skip
 
 
 def libraries_of_models(names: Iterable[str]) -> list[str]:
@@ -78,38 +69,6 @@ def custom_feature_modules(spec: PredictionSpec) -> dict[str, dict[str, str]]:
 # ---- the checks ------------------------------------------------------------------------------------------------------
 
 
-def check_bundle_description(description: Mapping, where: object) -> None:
-    """Raise CheckpointError where a fact that predictions need is absent or of another type."""
-    wrong = [name for name, kind in _NEEDED.items() if not isinstance(description.get(name), kind)]
-    if wrong:
-        raise CheckpointError(
-            "A bundle lacks facts, or was written by another version", where=where, got=f"no {', '.join(wrong)}",
-            next_step="export it again",
-        )  # fmt: skip
-
-
-def check_bundle_certificate(description: Mapping, where: object) -> None:
-    """Raise CheckpointError for a certificate that is changed, of other data, or of a pipeline that looks ahead."""
-    stored = description["certificate"]
-    if stored is None:
-        return
-    content = {name: value for name, value in stored.items() if name != "hash"}
-    if stored["hash"] != fingerprint_json(content):
-        raise CheckpointError("The certificate in this bundle was changed", where=where, next_step="export it again")
-    about = [content["subject"], content["symbol"], content["horizon"]]
-    wanted = [description["data"], description["symbol"], description["horizon"]]
-    if about != wanted:
-        raise CheckpointError(
-            "The certificate in this bundle is of other data", where=where, got=about, wanted=wanted,
-            next_step="export it again",
-        )  # fmt: skip
-    if not content["passed"]:
-        raise CheckpointError(
-            "The certificate in this bundle reports a look-ahead", where=where, got=f"{len(content['leaks'])} leaks",
-            next_step="correct it, audit and train again",
-        )  # fmt: skip
-
-
 def check_bundle_libraries(description: Mapping, where: object) -> None:
     """Raise SettingsError naming a library that is older here than where the bundle was made, MissingPackageError for
     one that is absent.
@@ -119,9 +78,7 @@ def check_bundle_libraries(description: Mapping, where: object) -> None:
     here = installed_library_versions(names) | {"ml_factory": ml_factory.__version__}
     for name in ("ml_factory", *names):
         if name not in here:
-            if name in EXTRAS:
-                raise missing_package_error(name)
-            raise MissingPackageError(f"The package {name} is not installed", where=where, next_step=f"install {name}")
+            raise missing_package_error(name)
         if _release(here[name]) < _release(made_with[name]):
             raise SettingsError(
                 f"{name} is too old for this bundle", where=where, got=here[name], wanted=f"{made_with[name]} or newer",
@@ -263,8 +220,7 @@ def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-FORMAT = "ml_factory.bundle/5"
-_PARTS = {"description": dict, "models": dict, "graphs": dict, "reference": bytes, "example": bytes}
+FORMAT = "ml_factory.bundle/6"
 _AGAIN = "export it again from the workspace (python -m ml_factory export), or copy the file again"
 
 
@@ -275,16 +231,16 @@ class Bundle:
     description : facts as JSON values, as `workflows.export` gathers them.
     models : name -> bytes of the state of a `TrainedModel`; of a stack those of its base models, in its order.
     graphs : name -> bytes of the model's ONNX graph, of all models or of none.
-    reference : bytes of the `GuardReference`; b"" without one, then the guard checks no drift.
-    example : bytes of `example.make_example`; b"" where a feature of the user's own refuses synthetic bars.
+    reference : of the guard; None without one, then it checks no drift.
+    example : of `make_example`; {} where a feature of the user's own refuses synthetic bars.
     where : the file it was read from.
     """
 
     description: Mapping
     models: Mapping[str, bytes]
     graphs: Mapping[str, bytes] = field(default_factory=dict)
-    reference: bytes = b""
-    example: bytes = b""
+    reference: GuardReference | None = None
+    example: Mapping = field(default_factory=dict)
     where: Path | None = None
 
     @classmethod
@@ -296,7 +252,26 @@ class Bundle:
         of its model is not installed; WorkspaceError for a file that is absent or larger than any bundle.
         """
         path = Path(path)
-        bundle = cls(**_read(path), where=path)
+        data = files.read(path, LARGEST_BUNDLE)
+        try:
+            state = deserialize_state(data)
+        except CheckpointError as error:
+            raise CheckpointError("This file is no bundle, or it is cut short", where=path, got=error.got,
+                                  next_step=_AGAIN) from error  # fmt: skip
+        if state.get("format") != FORMAT:
+            model = state.get("format") == MODEL_FORMAT
+            raise CheckpointError(
+                "Not a bundle of this version", where=path, wanted=FORMAT,
+                got="a registered model, which predicts feature rows" if model else str(state.get("format"))[:60],
+                next_step="python -m ml_factory export writes one from the workspace",
+            )  # fmt: skip
+        content = state.get("content")
+        if not isinstance(content, bytes) or sha256(content).hexdigest() != state.get("sha256"):
+            raise CheckpointError("This bundle was changed, or is damaged", where=path, got="another SHA-256",
+                                  wanted=str(state.get("sha256"))[:12], next_step=_AGAIN)  # fmt: skip
+        parts = deserialize_state(content)
+        reference = parts["reference"] and GuardReference.from_state(parts["reference"])
+        bundle = cls(**parts | {"reference": reference}, where=path)
         bundle.check()
         return bundle
 
@@ -307,39 +282,23 @@ class Bundle:
 
     def to_bytes(self) -> bytes:
         """Return the content of the file."""
-        content = serialize_state({name: getattr(self, name) for name in _PARTS})
+        parts = {name: getattr(self, name) for name in ("description", "models", "graphs", "example")}
+        content = serialize_state(parts | {"reference": self.reference and self.reference.to_state()})
         return serialize_state({"format": FORMAT, "content": content, "sha256": sha256(content).hexdigest()})
 
     def check(self) -> None:
         """Check that this bundle can predict here, with these libraries and this library's features; as `load`."""
-        with _damaged(self.where):
-            check_bundle_description(self.description, self.where)
-            check_bundle_certificate(self.description, self.where)
-            if self.engine == "native":
-                check_bundle_libraries(self.description, self.where)
-            check_bundle_features(self.description, self.spec, self.where)
-            _ = [model.estimator for model in self.fitted.models.values()]
-            if self.example:
-                check_example(self)
-        _ = self.guard_reference
+        if self.engine == "native":
+            check_bundle_libraries(self.description, self.where)
+        check_bundle_features(self.description, self.spec, self.where)
+        _ = [model.estimator for model in self.fitted.models.values()]
+        if self.example:
+            check_example(self)
 
     @cached_property
     def spec(self) -> PredictionSpec:
         """Settings of the data: market, bars, features, labels."""
         return PredictionSpec.from_stored(self.description["spec"], self.where)
-
-    @cached_property
-    def guard_reference(self) -> GuardReference | None:
-        """The look of the training rows; None in a bundle without it. Raises CheckpointError for a damaged one."""
-        if not self.reference:
-            return None
-        return GuardReference.from_bytes(self.reference, self.where)
-
-    @property
-    def off_tick_share(self) -> float:
-        """Share of the bars of training with prices off the tick; of all bars in a bundle without reference."""
-        limits = self.guard_reference.limits if self.guard_reference else {}
-        return limits.get("off_tick", self.description["off_tick"])
 
     @property
     def engine(self) -> str:
@@ -356,18 +315,17 @@ class Bundle:
         """The models as they were registered, of a stack its base models; those that predict by their graph have a
         network's weights as bytes, so no library of theirs is needed.
         """
-        if self.engine == "native":
-            return {name: _read_model(name, data, True, self.where) for name, data in self.models.items()}
-        return {
-            name: GraphModel.of(_read_model(name, data, False, self.where), self.graphs[name])
+        native = self.engine == "native"
+        models = {
+            name: TrainedModel.from_state(deserialize_state(data, tensors=native), self.where)
             for name, data in self.models.items()
         }
+        return models if native else {name: GraphModel.of(one, self.graphs[name]) for name, one in models.items()}
 
     @property
     def card(self) -> str:
         """The model card in Markdown."""
-        with _damaged(self.where):
-            return model_card(self.description)
+        return model_card(self.description)
 
     def predict(
         self, bars: pd.DataFrame, *, stamped: RawBarSpec | None = None, all_rows: bool = False, warm_rows: bool = False
@@ -383,7 +341,7 @@ class Bundle:
         Raises BarsError for bars that are refused, too few, or on another tick than those of training.
         """
         checked, _ = self.spec.check_bars(bars, stamped=stamped)
-        check_bars_on_tick(checked, self.spec.market, self.off_tick_share)
+        check_bars_on_tick(checked, self.spec.market, self.description["off_tick"])
         first = self._first_warm_moment(checked) if warm_rows else None
         frame, _ = self.spec.predict_bars(checked, self.fitted)
         if first is not None:
@@ -392,8 +350,7 @@ class Bundle:
                 raise BarsError("No row of these bars can be predicted", where="bars", got=f"{len(checked):,} bars",
                                 wanted="a row after the warm-up with its whole window in one session",
                                 next_step="give more bars before the first wanted row")  # fmt: skip
-        with _damaged(self.where):
-            return add_prediction_splits(frame, self.description, all_rows, self.where)
+        return add_prediction_splits(frame, self.description, all_rows)
 
     def _first_warm_moment(self, checked: pd.DataFrame) -> int:
         """Return from when on rows have the warm-up before them, UTC ns.
@@ -410,48 +367,6 @@ class Bundle:
                 next_step="give as many before the first wanted row as the features need",
             )  # fmt: skip
         return int(known_at[wanted])
-
-
-def _read_model(name: str, data: bytes, tensors: bool, where: object) -> TrainedModel:
-    try:
-        state = deserialize_state(data, tensors=tensors)
-    except CheckpointError as error:
-        raise CheckpointError(
-            f"The model {name} in this bundle is damaged", where=where, got=error.got, next_step=_AGAIN
-        ) from error
-    return TrainedModel.from_state(state, where)
-
-
-def _damaged(where: object) -> AbstractContextManager:
-    """Raise CheckpointError where the values in the file are not those that are read."""
-    return refuse_damaged_content(CheckpointError, "This bundle is damaged", where=where, next_step=_AGAIN)
-
-
-def _read(path: Path) -> dict:
-    """Return the state in the file, its parts present and of their types."""
-    data = files.read(path, LARGEST_BUNDLE)
-    try:
-        state = deserialize_state(data)
-    except CheckpointError as error:
-        raise CheckpointError("This file is no bundle, or it is cut short", where=path, got=error.got,
-                              next_step=_AGAIN) from error  # fmt: skip
-    if state.get("format") != FORMAT:
-        model = state.get("format") == MODEL_FORMAT
-        raise CheckpointError(
-            "Not a bundle of this version", where=path, wanted=FORMAT,
-            got="a registered model, which predicts feature rows" if model else str(state.get("format"))[:60],
-            next_step="python -m ml_factory export writes one from the workspace",
-        )  # fmt: skip
-    content = state.get("content")
-    if not isinstance(content, bytes) or sha256(content).hexdigest() != state.get("sha256"):
-        raise CheckpointError("This bundle was changed, or is damaged", where=path, got="another SHA-256",
-                              wanted=str(state.get("sha256"))[:12], next_step=_AGAIN)  # fmt: skip
-    with _damaged(path):
-        parts = deserialize_state(content)
-        wrong = [name for name, kind in _PARTS.items() if not isinstance(parts[name], kind)]
-        if wrong or not all(isinstance(one, bytes) for name in ("models", "graphs") for one in parts[name].values()):
-            raise ValueError(f"no {', '.join(wrong or ['bytes of a model'])}")
-        return {name: parts[name] for name in _PARTS}
 
 
 ROWS = 50
@@ -471,19 +386,17 @@ def synthetic_example_bars(spec: PredictionSpec, warmup_bars: int) -> pd.DataFra
     return bars if market.has_volume else bars.drop(columns="volume")
 
 
-def make_example(bundle: Bundle) -> bytes:
+def make_example(bundle: Bundle) -> dict:
     """Return the bars and the bundle's newest predictions of them. Raises BarsError where a feature refuses them."""
     bars = synthetic_example_bars(bundle.spec, bundle.description["warmup_bars"])
     known_at, p_N3 = _predict(bundle, bars)
-    return serialize_state({
-        "time": bars.index.as_unit("ns").asi8, "columns": {name: bars[name].to_numpy() for name in bars},
-        "known_at": known_at, "p": p_N3,
-    })  # fmt: skip
+    columns = {name: bars[name].to_numpy() for name in bars}
+    return {"time": bars.index.as_unit("ns").asi8, "columns": columns, "known_at": known_at, "p": p_N3}
 
 
 def check_example(bundle: Bundle) -> None:
     """Raise SettingsError where the bundle predicts its example otherwise than when it was exported."""
-    state, (known_at, p_N3) = deserialize_state(bundle.example), _predict(bundle, example_bars(bundle))
+    state, (known_at, p_N3) = bundle.example, _predict(bundle, example_bars(bundle))
     same = np.array_equal(known_at, state["known_at"])
     difference = float(np.abs(p_N3 - state["p"]).max()) if same else np.inf
     if not difference <= LARGEST_DIFFERENCE:
@@ -500,9 +413,8 @@ def example_bars(bundle: Bundle) -> pd.DataFrame:
     """Return the raw bars of the bundle's example; none where it has no example."""
     if not bundle.example:
         return pd.DataFrame()
-    state = deserialize_state(bundle.example)
-    index = pd.DatetimeIndex(state["time"].view("M8[ns]"), tz="UTC", name="timestamp")
-    return pd.DataFrame(state["columns"], index=index)
+    index = pd.DatetimeIndex(bundle.example["time"].view("M8[ns]"), tz="UTC", name="timestamp")
+    return pd.DataFrame(bundle.example["columns"], index=index)
 
 
 def _predict(bundle: Bundle, bars: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:

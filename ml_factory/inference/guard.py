@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.quality import OFF_SHARE, ON_SHARE
+from ml_factory.data.quality import OFF_SHARE, ON_SHARE, off_tick_rows
 from ml_factory.data.resample import BarChunk, resample_bars, to_bar_chunk
 from ml_factory.data.sessions import DAY_NS, MINUTE_NS, MarketSpec, assign_sessions, scheduled_session_days
 from ml_factory.errors import BarsError, CheckpointError, SettingsError, refuse_damaged_content, wrong_field_error
@@ -28,10 +28,9 @@ from ml_factory.inference.guard_reference import (
     GuardReference,
     bar_channels,
     constant_rows,
-    off_tick_bars,
     outcome_losses,
 )
-from ml_factory.inference.stream import PredictionStream
+from ml_factory.inference.stream import START_AGAIN, PredictionStream
 from ml_factory.targets.labels import stored_label_classes
 
 ACTIONS = ("ok", "warn", "abstain", "refuse")  # in order of weight
@@ -114,83 +113,41 @@ DEFAULT_SETTINGS = GuardSettings()
 
 @dataclass
 class _Rows:
-    """The newest rows of a table, and how many there were in all.
+    """The newest rows of a table.
 
     known_at : int64 [n], UTC ns
     values : float [n, C]
+    first : number of the first of them among all rows that there were
     """
 
     known_at: np.ndarray
     values: np.ndarray
-    count: int = 0
+    first: int = 0
 
     def add(self, known_at: np.ndarray, values: np.ndarray) -> None:
         self.known_at = np.concatenate([self.known_at, known_at])
         self.values = np.concatenate([self.values, values])
-        self.count += len(known_at)
 
     def keep(self, most: int) -> None:
-        first = max(len(self.known_at) - most, 0)
-        self.known_at, self.values = self.known_at[first:].copy(), self.values[first:].copy()
+        gone = max(len(self.known_at) - most, 0)
+        self.known_at, self.values = self.known_at[gone:].copy(), self.values[gone:].copy()
+        self.first += gone
 
     def ends(self, moments: np.ndarray) -> np.ndarray:
-        """Return how many of the rows are known at each moment."""
+        """Return how many of these rows are known at each moment."""
         return np.searchsorted(self.known_at, moments, side="right")
-
-    @property
-    def first(self) -> int:
-        """Number of the first row that is kept."""
-        return self.count - len(self.known_at)
-
-
-@dataclass(frozen=True)
-class _Windows:
-    """Distances of a table's windows from training.
-
-    ends : numbers of rows before the end of each window, rising
-    psi, ks, ratios : float64 (E, C); `ratios` as multiples of the thresholds
-    """
-
-    reference: ColumnReference
-    codes: np.ndarray
-    ends: np.ndarray
-    psi: np.ndarray
-    ks: np.ndarray
-    ratios: np.ndarray
-
-    @classmethod
-    def measure(cls, reference: ColumnReference, rows: _Rows, after: int, until: int) -> "_Windows":
-        """Return the windows that end in (after, until]."""
-        ends = reference.window_ends(len(rows.values), rows.first)
-        ends, codes = ends[(ends > after) & (ends <= until)], reference.codes(rows.values)
-        psi, ks = reference.distances(codes, ends)
-        return cls(reference, codes, ends, psi, ks, reference.ratios(psi, ks))
-
-    def message(self, what: str, column: int, scale: float, end: int) -> str:
-        """Return what is strange about one column."""
-        number, window = int(np.searchsorted(self.ends, end)), self.reference.window
-        codes, shares = self.codes[end - window : end, column], self.reference.shares[column, :BINS]
-        usual = float(shares @ np.arange(BINS)) / max(float(shares.sum()), 1e-9)
-        known = codes[codes < BINS]
-        where = "absent" if not len(known) else "mostly higher" if known.mean() > usual else "mostly lower"
-        limits = [f"{limit[column] * scale:.2f}" for limit in (self.reference.psi, self.reference.ks)]
-        return (
-            f"{what}, of the last {window}, is distributed otherwise than in training, {where}: "
-            f"PSI {self.psi[number, column]:.2f} and KS {self.ks[number, column]:.2f}, "
-            f"at most {' and '.join(limits)} wanted"
-        )
 
 
 class Guard:
     """The tail of one feed, and its findings. Without a reference in the bundle drift is not checked."""
 
     def __init__(self, bundle: Bundle, settings: GuardSettings = DEFAULT_SETTINGS):
-        self.settings, self._market, self._reference = settings, bundle.spec.market, bundle.guard_reference
+        self.settings, self._market, self._reference = settings, bundle.spec.market, bundle.reference
         limits = self._reference.limits if self._reference else {}
         self._gap = settings.gap_minutes or limits.get("gap_minutes") or self._market.hole_minutes
         self._jump = float(np.exp(settings.unit_jump or limits.get("unit_jump") or np.log(2)))
         self._stuck = int(settings.stuck_bars or limits.get("stuck_bars") or 60)
-        self._on_tick = self._market.tick is not None and bundle.off_tick_share <= ON_SHARE
+        self._on_tick = self._market.tick is not None and bundle.description["off_tick"] <= ON_SHARE
         self._names, self._warmup = list(bundle.description["feature_names"]), bundle.description["warmup_bars"]
         self._classes = sorted(stored_label_classes(bundle.description["spec"]))
         columns = 5 if self._market.has_volume else 4
@@ -203,32 +160,20 @@ class Guard:
     @property
     def bars(self) -> int:
         """Bars so far."""
-        return self._bars.count
+        return self._bars.first + len(self._bars.known_at)
 
     @property
     def last_end(self) -> int:
         """End of the newest bar, UTC ns; 0 before the first."""
         return int(self._bars.known_at[-1]) if self.bars else 0
 
-    def check_order(self, chunk: BarChunk) -> None:
-        """Raise BarsError where these bars do not follow those before; nothing is changed."""
-        starts = np.append(self.last_end, self._ends_of(chunk)[:-1])
-        wrong = np.flatnonzero(chunk.start < starts)
-        if len(wrong):
-            row = int(wrong[0])
-            raise BarsError(
-                "Bars overlap", where=f"bars of the stream, row {row}", got=f"a bar at {utc_text(chunk.start[row])}",
-                wanted=f"bars from {utc_text(starts[row])} on", next_step="push bars in time order, each once",
-            )  # fmt: skip
-
     def push(self, chunk: BarChunk, known_at: np.ndarray) -> np.ndarray:
         """Take the next bars; return which base bars that they complete read bars of two units, bool (N,).
 
         known_at : of these base bars, UTC ns
         """
-        ends, before = self._ends_of(chunk), self._bars.values[-1:, 3]
-        columns = chunk.columns[: self._bars.values.shape[1]]
-        self._bars.add(ends, np.column_stack(columns))
+        ends, before = chunk.start + self._market.bar_minutes * MINUTE_NS, self._bars.values[-1:, 3]
+        self._bars.add(ends, np.column_stack(chunk.columns[: self._bars.values.shape[1]]))
         first = 1 - len(before)  # that has a bar before it
         ratio = chunk.columns[0][first:] / np.append(before, chunk.columns[3][:-1])[: len(ends)]
         jumps = np.flatnonzero((ratio > self._jump) | (ratio < 1 / self._jump))
@@ -245,14 +190,11 @@ class Guard:
         self._rows, self._last_mixed = self._rows + len(known_at), int(limit[-1])
         return mixed
 
-    def add_rows(self, known_at: np.ndarray, values: np.ndarray) -> None:
-        """Take the next feature rows, float32 (N, F)."""
+    def add(self, known_at: np.ndarray, values: np.ndarray, predicted_at: np.ndarray, p_N3: np.ndarray) -> None:
+        """Take the next feature rows, float32 (N, F), and the next predictions, which now wait for their outcomes."""
         self._features.add(known_at, values)
-
-    def add_predictions(self, known_at: np.ndarray, p_N3: np.ndarray) -> None:
-        """Take the next predictions, which now wait for their outcomes."""
-        self._p.add(known_at, p_N3)
-        self._waiting.add(known_at, p_N3)
+        self._p.add(predicted_at, p_N3)
+        self._waiting.add(predicted_at, p_N3)
 
     def forget(self) -> None:
         """Forget what no later finding reads."""
@@ -299,9 +241,8 @@ class Guard:
         """Return column -> distance in the newest window as a multiple of its threshold, the largest first."""
         names, found = ([f"bars: {name}" for name in CHANNELS], self._names, PROBABILITIES), dict[str, float]()
         for own, (reference, rows, _) in zip(names, self._tables(), strict=False):
-            last = reference.window_ends(len(rows.values), rows.first)[-1:]
-            ratios = _Windows.measure(reference, rows, *(last - 1).tolist(), *last.tolist()).ratios if len(last) else []
-            found |= {name: round(float(one), 3) for row in ratios for name, one in zip(own, row, strict=True)}
+            for ratios in _distances(reference, rows, len(rows.values) - reference.step, len(rows.values))[1]:
+                found |= {name: round(float(one), 3) for name, one in zip(own, ratios, strict=True)}
         return dict(sorted(found.items(), key=lambda one: -one[1]))
 
     def get_state(self) -> dict:
@@ -315,13 +256,10 @@ class Guard:
         for name in _TAILS:
             empty, one = getattr(self, f"_{name}").values, state[name]
             values = np.array(one["values"], empty.dtype).reshape(-1, empty.shape[1])
-            setattr(self, f"_{name}", _Rows(np.array(one["known_at"], np.int64), values, int(one["count"])))
+            setattr(self, f"_{name}", _Rows(np.array(one["known_at"], np.int64), values, int(one["first"])))
         self._losses = np.array(state["losses"], np.float64).reshape(-1, 2)
         self._rows, self._last_mixed = int(state["rows"]), int(state["last_mixed"])
         self._jumped = str(state["jumped"])
-
-    def _ends_of(self, chunk: BarChunk) -> np.ndarray:
-        return chunk.start + self._market.bar_minutes * MINUTE_NS
 
     def _chunk(self) -> BarChunk:
         """Return the bars of the tail."""
@@ -334,7 +272,8 @@ class Guard:
         if self._reference is None:
             return
         channels = bar_channels(self._chunk(), self._market, self._reference.season)[USUAL_BARS:]
-        yield self._reference.bars, _Rows(self._bars.known_at[USUAL_BARS:], channels, self.bars), RECENT_BARS
+        bars = _Rows(self._bars.known_at[USUAL_BARS:], channels, self._bars.first + USUAL_BARS)
+        yield self._reference.bars, bars, RECENT_BARS
         yield self._reference.features, self._features, RECENT_ROWS
         yield self._reference.probabilities, self._p, RECENT_ROWS
 
@@ -364,7 +303,7 @@ class Guard:
             ),
         )
         if self._on_tick and market.tick is not None:
-            off = np.append(0, np.cumsum(off_tick_bars(chunk, market.tick)))
+            off = np.append(0, np.cumsum(off_tick_rows(chunk.columns[:4], market.tick)))
             share = (off[ends] - off[np.maximum(ends - BAR_WINDOW, 0)]) / BAR_WINDOW
             yield (
                 "tick",
@@ -418,18 +357,20 @@ class Guard:
         parts, scale = (tuple(CHANNELS), ("features",), tuple(PROBABILITIES)), self.settings.drift_scale
         for names, (reference, rows, recent) in zip(parts, self._tables(), strict=True):
             ends = rows.ends(moments)
-            windows = _Windows.measure(reference, rows, int(ends[0]) - recent, int(ends[-1]))
-            strange = windows.ratios > scale
+            windows, ratios = _distances(reference, rows, int(ends[0]) - recent, int(ends[-1]))
+            strange = ratios > scale
             if names == ("features",):
                 strange = strange.sum(axis=1, keepdims=True) > most
             for column in np.flatnonzero(strange.any(axis=0)).tolist():
-                message = partial(windows.message, CHANNELS.get(names[column], names[column]), column, scale)
+                what = CHANNELS.get(names[column], names[column])
+                message = partial(_drift, reference, rows.values, what, column, scale)
                 if names == ("features",):
-                    message = partial(self._strange_features, windows, most)
-                yield f"drift:{names[column]}", _newest(windows.ends[strange[:, column]], ends, recent), message
+                    message = partial(self._strange_features, most)
+                yield f"drift:{names[column]}", _newest(windows[strange[:, column]], ends, recent), message
 
-    def _strange_features(self, windows: _Windows, most: float, end: int) -> str:
-        ratios = windows.ratios[int(np.searchsorted(windows.ends, end))]
+    def _strange_features(self, most: float, end: int) -> str:
+        assert self._reference is not None
+        _, (ratios,) = _distances(self._reference.features, self._features, end - 1, end)
         worst = ", ".join(self._names[one] for one in np.argsort(-ratios, kind="stable")[:3])
         return (
             f"{(ratios > self.settings.drift_scale).sum()} features of the last {ROW_WINDOW} rows are distributed "
@@ -452,6 +393,29 @@ class Guard:
         """Return how many features are chosen, and the first of them."""
         names = [name for name, one in zip(self._names, chosen, strict=True) if one]
         return f"{len(names)} features ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+
+
+def _distances(reference: ColumnReference, rows: _Rows, after: int, until: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ends in (after, until] of windows of these rows, and their distances as multiples of the thresholds,
+    float64 (E, C).
+    """
+    ends = reference.window_ends(len(rows.values), rows.first)
+    ends = ends[(ends > after) & (ends <= until)]
+    return ends, reference.ratios(*reference.distances(reference.codes(rows.values), ends))
+
+
+def _drift(reference: ColumnReference, values: np.ndarray, what: str, column: int, scale: float, end: int) -> str:
+    """Return what is strange about one column of the window that ends there."""
+    codes = reference.codes(values[end - reference.window : end])
+    (psi,), (ks,) = reference.distances(codes, np.array([len(codes)]))
+    shares, known = reference.shares[column, :BINS], codes[codes[:, column] < BINS, column]
+    usual = float(shares @ np.arange(BINS)) / max(float(shares.sum()), 1e-9)
+    where = "absent" if not len(known) else "mostly higher" if known.mean() > usual else "mostly lower"
+    limits = [f"{limit[column] * scale:.2f}" for limit in (reference.psi, reference.ks)]
+    return (
+        f"{what}, of the last {reference.window}, is distributed otherwise than in training, {where}: "
+        f"PSI {psi[column]:.2f} and KS {ks[column]:.2f}, at most {' and '.join(limits)} wanted"
+    )
 
 
 def check_clock(last_end: int, now: pd.Timestamp, market: MarketSpec, settings: GuardSettings) -> list[Finding]:
@@ -504,7 +468,7 @@ _BARS_AT_ONCE = 10_000  # bounds memory, and changes no answer
 _NO_BARS = BarChunk(np.empty(0, np.int64), (np.empty(0),) * 6, None)
 
 
-class GuardedStream:
+class GuardedStream(PredictionStream):
     """Predictions of one symbol's feed, each with what the guard found up to its moment.
 
     An answer depends on the bars that ended by its `known_at`, and on the outcomes added before, not on how the bars
@@ -515,14 +479,9 @@ class GuardedStream:
     """
 
     def __init__(self, bundle: Bundle, settings: GuardSettings = DEFAULT_SETTINGS, *, cold: bool = True):
-        self.bundle, self.settings = bundle, settings
-        self._stream, self._guard = PredictionStream(bundle, cold=cold), Guard(bundle, settings)
+        super().__init__(bundle, cold=cold)
+        self.settings, self.guard = settings, Guard(bundle, settings)
         self._clock: list[Finding] = []
-
-    @property
-    def lacking_bars(self) -> int:
-        """As of `PredictionStream`."""
-        return self._stream.lacking_bars
 
     def push(self, bars: pd.DataFrame, *, now: pd.Timestamp | None = None) -> pd.DataFrame:
         """Return the predictions that these bars complete, with the columns `guard` and `reason`.
@@ -535,74 +494,69 @@ class GuardedStream:
         """
         return self.push_checked(self.check_bars(bars), now=now)
 
-    def check_bars(self, bars: pd.DataFrame, where: object = "bars of the stream") -> pd.DataFrame:
-        """As of `PredictionStream`."""
-        return self._stream.check_bars(bars, where)
-
     def push_checked(self, bars: pd.DataFrame, *, now: pd.Timestamp | None = None) -> pd.DataFrame:
         """As `push`, of bars in the canonical form of `check_bars`."""
-        chunk = to_bar_chunk(bars, self.bundle.spec.market)
-        self._guard.check_order(chunk)
         market = self.bundle.spec.market
-        last = int(chunk.start[-1]) + market.bar_minutes * MINUTE_NS if len(chunk.start) else self._guard.last_end
-        self._clock = [] if now is None else check_clock(last, now, market, self.settings)
-        parts = [
-            chunk.part(first, first + _BARS_AT_ONCE) for first in range(0, max(len(chunk.start), 1), _BARS_AT_ONCE)
-        ]
-        answers = [self._answer(self._stream.feature_rows(part), part) for part in parts]
+        chunk, answers = to_bar_chunk(bars, market), []
+        last = int(chunk.start[-1]) + market.bar_minutes * MINUTE_NS if len(chunk.start) else self.guard.last_end
+        clock = [] if now is None else check_clock(last, now, market, self.settings)
+        for first in range(0, max(len(chunk.start), 1), _BARS_AT_ONCE):
+            part = chunk.part(first, first + _BARS_AT_ONCE)
+            rows = self.feature_rows(part)  # raises before anything is changed
+            self._clock = clock
+            answers.append(self._answer(rows, part))
         return answers[0] if len(answers) == 1 else pd.concat(answers)
 
     def advance(self, now: pd.Timestamp) -> pd.DataFrame:
         """Return the predictions of bars that are complete by the clock, once all raw bars up to `now` are pushed."""
-        self._clock = check_clock(self._guard.last_end, now, self.bundle.spec.market, self.settings)
-        return self._answer(self._stream.clock_rows(now), None)
+        self._clock = check_clock(self.guard.last_end, now, self.bundle.spec.market, self.settings)
+        return self._answer(self.clock_rows(now), _NO_BARS)
 
     def add_outcome(self, known_at: pd.Timestamp, label: int) -> bool:
         """Compare the prediction of a moment with what happened; False where no such prediction is remembered.
 
         label : one of the classes of the bundle's labels; another raises SettingsError
         """
-        return self._guard.add_outcome(pd.Timestamp(known_at).tz_convert("UTC").as_unit("ns").value, label)
+        return self.guard.add_outcome(pd.Timestamp(known_at).tz_convert("UTC").as_unit("ns").value, label)
 
     def status(self) -> dict:
         """Return what the guard finds now, as JSON values.
 
         `drift` : distance of the newest window from training as a multiple of its threshold, the largest first
         """
-        found, reference = self._guard.findings()[0] + self._clock, self.bundle.guard_reference
+        found = self.guard.findings()[0] + self._clock
         action, reason = action_and_reason(found)
-        last = pd.Timestamp(self._guard.last_end, tz="UTC").isoformat() if self._guard.bars else None
+        last = pd.Timestamp(self.guard.last_end, tz="UTC").isoformat() if self.guard.bars else None
         return {
-            "guard": action, "reason": reason, "bars": self._guard.bars, "last_bar_end": last,
-            "findings": [asdict(one) for one in found], "drift": self._guard.drift_of_columns(),
-            "reference": "training rows of this bundle" if reference else NO_REFERENCE, **self._guard.outcomes(),
+            "guard": action, "reason": reason, "bars": self.guard.bars, "last_bar_end": last,
+            "findings": [asdict(one) for one in found], "drift": self.guard.drift_of_columns(),
+            "reference": "training rows of this bundle" if self.bundle.reference else NO_REFERENCE,
+            **self.guard.outcomes(),
         }  # fmt: skip
 
     def get_state(self) -> dict:
         """Return plain numbers, texts and arrays, from which `load_state` continues to the bit."""
         clock = [one.message for one in self._clock]
-        return {"stream": self._stream.get_state(), "guard": self._guard.get_state(), "clock": clock}
+        return super().get_state() | {"guard": self.guard.get_state(), "clock": clock}
 
     def load_state(self, state: Mapping) -> None:
         """Restore a state of `get_state`. Raises SettingsError for the state of another bundle, CheckpointError for a
         damaged one.
         """
-        self._stream.load_state(state["stream"])
-        step = "start the stream again from the history"
-        with refuse_damaged_content(CheckpointError, "This state of a guard is damaged", next_step=step):
-            self._guard.load_state(state["guard"])
+        super().load_state(state)
+        with refuse_damaged_content(CheckpointError, "This state of a guard is damaged", next_step=START_AGAIN):
+            self.guard.load_state(state["guard"])
             self._clock = [Finding("stale", self.settings.stale, str(message)) for message in state["clock"]]
 
-    def _answer(self, rows: FeatureRows, chunk: BarChunk | None) -> pd.DataFrame:
+    def _answer(self, rows: FeatureRows, chunk: BarChunk) -> pd.DataFrame:
         """Return the predictions of the feature rows that these bars completed, with the guard's answers."""
-        frame = self._stream.predict_rows(rows)
-        mixed = self._guard.push(chunk or _NO_BARS, rows.known_at)
+        frame = self.predict_rows(rows)
+        mixed = self.guard.push(chunk, rows.known_at)
         known_at, p_N3 = frame.index.as_unit("ns").asi8, frame[PROBABILITIES].to_numpy()
         silent = mixed[np.searchsorted(rows.known_at, known_at)]
-        self._guard.add_rows(rows.known_at[~mixed], rows.values[~mixed])
-        self._guard.add_predictions(known_at[~silent], p_N3[~silent])
-        answers = [action_and_reason(found + self._clock) for found in self._guard.findings(known_at, silent)]
-        self._guard.forget()
+        self.guard.add(rows.known_at[~mixed], rows.values[~mixed], known_at[~silent], p_N3[~silent])
+        answers = [action_and_reason(found + self._clock) for found in self.guard.findings(known_at, silent)]
+        self.guard.forget()
         columns = {
             name: pd.array([answer[place] for answer in answers], dtype="str")
             for place, name in enumerate(("guard", "reason"))
@@ -623,12 +577,11 @@ def check_request(
     market = bundle.spec.market
     try:
         checked, _ = bundle.spec.check_bars(bars)
-        check_bars_on_tick(checked, market, bundle.off_tick_share)
-        chunk, guard = to_bar_chunk(checked, market), Guard(bundle, settings)
-        guard.check_order(chunk)
+        check_bars_on_tick(checked, market, bundle.description["off_tick"])
     except (BarsError, SettingsError) as error:
         return [Finding("schema", "refuse", str(error))]
-    guard.push(chunk, resample_bars(checked, market, bundle.spec.features.base_minutes).known_at)
+    guard, base = Guard(bundle, settings), resample_bars(checked, market, bundle.spec.features.base_minutes)
+    guard.push(to_bar_chunk(checked, market), base.known_at)
     return guard.findings()[0] + ([] if now is None else check_clock(guard.last_end, now, market, settings))
 
 

@@ -7,18 +7,17 @@ read.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.quality import TICK_ERROR, find_runs_of_true
+from ml_factory.data.quality import find_runs_of_true, off_tick_rows
 from ml_factory.data.resample import BarChunk, to_bar_chunk
 from ml_factory.data.sessions import DAY_NS, MINUTE_NS, MarketSpec, assign_sessions
-from ml_factory.errors import BarsError, CheckpointError, refuse_damaged_content
+from ml_factory.errors import BarsError
 from ml_factory.evaluation.metrics import PROBABILITIES
-from ml_factory.storage.serialization import deserialize_state, serialize_state
 
 CHANNELS = {
     "range": "the bars' range for the time of day", "range_change": "the bars' range against the last hours'",
@@ -38,7 +37,7 @@ _ROWS_LOOKED_AT = 20_000  # newest training rows whose windows give thresholds o
 _PROBABILITY_MARGIN = 1.25  # the bins of probabilities are of the validation rows that give the threshold
 _OUTCOME_MARGIN, _LEAST_EXCESS = 1.2, 0.05  # nats a row
 FEWEST_BARS, FEWEST_ROWS = 3000, 2 * ROW_WINDOW  # of training and of validation, for a reference
-_NEXT = "export it again (python -m ml_factory export)"
+_COLUMNS = ("bars", "features", "probabilities")
 
 
 @dataclass(frozen=True)
@@ -130,41 +129,27 @@ class GuardReference:
     high: np.ndarray
     varying: np.ndarray
 
-    def to_bytes(self) -> bytes:
+    def to_state(self) -> dict[str, Any]:
+        """Return plain numbers and arrays, for a bundle."""
         state = {field.name: getattr(self, field.name) for field in fields(self)}
-        parts = {name: vars(state[name]) for name in ("bars", "features", "probabilities")}
-        return serialize_state(state | parts | {name: dict(state[name]) for name in ("season", "limits")})
+        return state | {name: dict(vars(state[name])) for name in _COLUMNS}
 
     @classmethod
-    def from_bytes(cls, data: bytes, where: object = None) -> "GuardReference":
-        """Read the bytes of `to_bytes`. Raises CheckpointError for another form."""
-        what = "The guard's reference in this bundle is damaged, or of another version"
-        with refuse_damaged_content(CheckpointError, what, where=where, next_step=_NEXT):
-            state = deserialize_state(data)
-            parts = {name: ColumnReference(**state[name]) for name in ("bars", "features", "probabilities")}
-            return cls(**state | parts)
-
-
-@dataclass(frozen=True)
-class FinishedRows:
-    """Feature rows and predictions of a finished model.
-
-    features : index known_at, all columns of the model
-    predictions : index known_at, PROBABILITIES, at least of the validation rows
-    labels : index known_at, of rows whose outcome is clear
-    """
-
-    features: pd.DataFrame
-    predictions: pd.DataFrame
-    labels: pd.Series
+    def from_state(cls, state: Mapping) -> "GuardReference":
+        """Build the reference of a `to_state`."""
+        return cls(**{**state, **{name: ColumnReference(**state[name]) for name in _COLUMNS}})
 
 
 def fit_guard_reference(
-    bars: pd.DataFrame, market: MarketSpec, rows: FinishedRows, split_times: Mapping[str, str]
-) -> GuardReference:
+    bars: pd.DataFrame, market: MarketSpec, features: pd.DataFrame, predictions: pd.DataFrame, labels: pd.Series,
+    split_times: Mapping[str, str],
+) -> GuardReference:  # fmt: skip
     """Return the reference of a finished model.
 
     bars : checked raw bars from the first of training on; those of the test rows are not read
+    features : index known_at, all columns of the model
+    predictions : index known_at, PROBABILITIES, at least of the validation rows
+    labels : index known_at, of rows whose outcome is clear
     split_times : first moment of validation and test rows
     Raises BarsError where training or validation rows are too few.
     """
@@ -172,8 +157,8 @@ def fit_guard_reference(
     length = pd.Timedelta(minutes=market.bar_minutes)
     chunk = to_bar_chunk(bars[bars.index + length <= test], market)
     train = int((bars.index + length <= validation).sum())
-    features = rows.features[rows.features.index < test]
-    predictions = rows.predictions[(rows.predictions.index >= validation) & (rows.predictions.index < test)]
+    features = features[features.index < test]
+    predictions = predictions[(predictions.index >= validation) & (predictions.index < test)]
     train_rows = int((features.index < validation).sum())
     enough = len(chunk.start) - train >= 2 * BAR_WINDOW and len(predictions) >= FEWEST_ROWS
     if train < FEWEST_BARS or train_rows < FEWEST_ROWS or not enough:
@@ -188,9 +173,7 @@ def fit_guard_reference(
     values = features.to_numpy(np.float32)
     low, high = (_extreme(reduce, values[:train_rows]) for reduce in (np.fmin, np.fmax))
     newest = max(train_rows - _ROWS_LOOKED_AT, 0)
-    of_features, ratios = _with_thresholds(
-        values, train_rows, ROW_WINDOW, ROW_STEP, BLOCK_ROWS, first=newest
-    )  # fmt: skip
+    of_features, ratios = _with_thresholds(values, train_rows, ROW_WINDOW, ROW_STEP, BLOCK_ROWS, first=newest)
     strange = (ratios > 1).sum(axis=1)[:, None].astype(float)
     ends = of_features.window_ends(len(values) - newest)
     usual = float(_threshold(ends, strange, train_rows - newest, BLOCK_ROWS)[0])
@@ -200,12 +183,11 @@ def fit_guard_reference(
         one.max(axis=0) * _PROBABILITY_MARGIN for one in of_p.distances(of_p.codes(p_N3), of_p.window_ends(len(p_N3)))
     )
     limits = _bar_limits(chunk.part(0, train), market) | {
-        "strange_features": max(usual, 0.05 * values.shape[1], 1.0), "excess": _excess_limit(predictions, rows.labels)
+        "strange_features": max(usual, 0.05 * values.shape[1], 1.0), "excess": _excess_limit(predictions, labels)
     }  # fmt: skip
     return GuardReference(
-        season, limits, of_bars, of_features,
-        ColumnReference(of_p.edges, of_p.shares, psi, ks, ROW_WINDOW, ROW_STEP),
-        low, high, ~constant_rows(values[newest:], ROW_WINDOW // 2).any(axis=0),
+        season, limits, of_bars, of_features, replace(of_p, psi=psi, ks=ks), low, high,
+        ~constant_rows(values[newest:], ROW_WINDOW // 2).any(axis=0),
     )  # fmt: skip
 
 
@@ -235,13 +217,6 @@ def bar_channels(chunk: BarChunk, market: MarketSpec, season: Mapping[str, Any])
             move * np.append(np.nan, move[:-1]), np.where(same, change, np.nan), ~inside,
         ]  # fmt: skip
     return np.column_stack(columns)
-
-
-def off_tick_bars(chunk: BarChunk, tick: float) -> np.ndarray:
-    """Return which bars hold a price that is no multiple of the tick, bool (N,)."""
-    with np.errstate(over="ignore", invalid="ignore"):  # prices of a damaged state, beyond any number of ticks
-        steps = np.stack(chunk.columns[:4]) / tick
-        return ~(np.abs(steps - np.round(steps)) <= TICK_ERROR).all(axis=0)
 
 
 def constant_rows(values: np.ndarray, window: int) -> np.ndarray:
@@ -341,7 +316,7 @@ def _bar_limits(chunk: BarChunk, market: MarketSpec) -> dict[str, float]:
         "gap_minutes": float(np.clip(2 * gap, least_gap, max(market.hole_minutes, least_gap))),
         "unit_jump": float(np.clip(1.5 * jump, np.log(1.1), np.log(3))),
         "stuck_bars": float(np.clip(2 * stuck, 20, USUAL_BARS)),
-        "off_tick": 0.0 if market.tick is None else float(off_tick_bars(chunk, market.tick).mean()),
+        "off_tick": 0.0 if market.tick is None else float(off_tick_rows(chunk.columns[:4], market.tick).mean()),
     }  # fmt: skip
 
 

@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.data.bar_report import BarReport
-from ml_factory.data.resample import ResampledBars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.validation import RawBarSpec, validate_bars
 from ml_factory.datasets.preprocessing import preprocessing_from_dict
@@ -103,7 +102,7 @@ class TrainedModel:
 
         Raises
         ------
-        CheckpointError for a state of something else, or of an unknown form.
+        CheckpointError for a state of something else, or of another version.
         """
         found = state.get("format", "no model") if isinstance(state, Mapping) else "no model"
         if found != FORMAT:
@@ -111,9 +110,6 @@ class TrainedModel:
                 "Not a trained model of this version", where=where, wanted=FORMAT, got=found,
                 next_step="train the model again, or use the version of ml_factory that wrote it",
             )  # fmt: skip
-        missing = [item.name for item in fields(cls) if item.name not in state]
-        if missing:
-            raise CheckpointError("A trained model lacks parts", where=where, got=f"no {', '.join(missing)}")
         given = {item.name: state[item.name] for item in fields(cls)}
         return cls(**given | {"feature_names": tuple(state["feature_names"])})
 
@@ -182,14 +178,10 @@ class GraphModel(TrainedModel):
             ) from error  # fmt: skip
 
     def predict_rows(self, scaled_NF: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        if not len(rows):
-            return super().predict_rows(scaled_NF, rows)
-        parts = [rows[first : first + _BATCH] for first in range(0, len(rows), _BATCH)]
-        return np.concatenate([self._predict_batch(scaled_NF, part) for part in parts])
-
-    def _predict_batch(self, scaled_NF: np.ndarray, rows: np.ndarray) -> np.ndarray:
         windows = rows[:, None] + np.arange(1 - self.lookback, 1) if self.lookback else rows
-        scores = self.estimator.run([OUTPUT], {INPUT: scaled_NF[windows]})[0].astype(np.float64)
+        parts = [windows[first : first + _BATCH] for first in range(0, len(rows), _BATCH)]
+        found = [self.estimator.run([OUTPUT], {INPUT: scaled_NF[part]})[0].astype(np.float64) for part in parts]
+        scores = np.concatenate([np.empty((0, len(CLASSES))), *found])
         stored = self.model_state.get("offset")
         if stored is not None:
             offset = SessionClockOffset.from_dict(stored)
@@ -371,14 +363,9 @@ class PredictionSpec:
         matrix = build_features(bars, self.market, self.features)
         features = matrix.to_frame()
         frame = fitted.predict_features(features, segment=matrix.segment)
-        frame = self.keep_bets(frame, matrix.base)
+        if self.labels.kind == "meta":
+            frame = keep_bets(frame, primary_rule_side(matrix.base, self.labels, self.market))
         return frame, pd.Series(matrix.close, index=features.index, name="close")
-
-    def keep_bets(self, frame: pd.DataFrame, base: ResampledBars) -> pd.DataFrame:
-        """Return the predictions of meta-labels where the primary side bets, with their `side`; others unchanged."""
-        if self.labels.kind != "meta":
-            return frame
-        return keep_bets(frame, primary_rule_side(base, self.labels, self.market))
 
 
 def keep_bets(frame: pd.DataFrame, side: pd.Series) -> pd.DataFrame:
@@ -414,18 +401,12 @@ def split_by_times(index: pd.DatetimeIndex, times: Mapping[str, str]) -> np.ndar
     return names
 
 
-def add_prediction_splits(frame: pd.DataFrame, facts: Mapping, all_rows: bool, where: object = None) -> pd.DataFrame:
+def add_prediction_splits(frame: pd.DataFrame, facts: Mapping, all_rows: bool) -> pd.DataFrame:
     """Add the columns `split` and `run_id`, and keep out-of-sample rows (test and new) only, unless `all_rows`.
 
     facts : of a finished model: symbol, run_id, split_times.
-    where : file or folder of the model, for the message.
-    Raises FactoryError where no row is out of sample, CheckpointError for a model of an older version.
+    Raises FactoryError where no row is out of sample.
     """
-    if "split_times" not in facts:
-        raise CheckpointError(
-            "This model stores no end of its training rows", where=where, got="one of an older version",
-            next_step="train it again",
-        )  # fmt: skip
     frame = frame.assign(split=split_by_times(frame.index, facts["split_times"]), run_id=facts["run_id"])
     if all_rows and len(frame):
         return frame

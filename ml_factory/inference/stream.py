@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.data.resample import BarChunk, to_bar_chunk
+from ml_factory.data.sessions import MINUTE_NS
 from ml_factory.data.validation import parse_bars
 from ml_factory.datasets.preprocessing import preprocessing_from_dict
 from ml_factory.datasets.row_selection import mask_rows_with_full_window
@@ -17,6 +18,8 @@ from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.predict import TrainedModel, keep_bets, predict_scaled_rows, split_by_times
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.targets.primary_rule import PrimaryRuleStream
+
+START_AGAIN = "start the stream again from the history"
 
 
 class PredictionStream:
@@ -81,13 +84,12 @@ class PredictionStream:
         """Restore a state of `get_state`. Raises SettingsError for the state of another bundle, CheckpointError for a
         damaged one.
         """
-        step = "start the stream again from the history"
-        with refuse_damaged_content(CheckpointError, "This state of a stream is damaged", next_step=step):
+        with refuse_damaged_content(CheckpointError, "This state of a stream is damaged", next_step=START_AGAIN):
             if state["bundle"] != fingerprint_json(self.bundle.description):
                 raise SettingsError(
                     "The state is of the stream of another bundle", where=self.bundle.where,
                     got=str(state["bundle"])[:12], wanted=fingerprint_json(self.bundle.description)[:12],
-                    next_step=step,
+                    next_step=START_AGAIN,
                 )  # fmt: skip
             self._features.load_state(state["features"])
             for name, rows in self._models.items():
@@ -105,8 +107,10 @@ class PredictionStream:
             )
         start_ns, values, _, _ = parse_bars(bars, spec.stream_bars, where)
         index = pd.DatetimeIndex(start_ns.view("M8[ns]"), tz="UTC", name="timestamp")
-        if not index.is_monotonic_increasing or not index.is_unique:
-            raise BarsError("Bars overlap", where=where, got="bars out of order", wanted="rising times, each once",
+        length = spec.market.bar_minutes
+        if (np.diff(start_ns) < length * MINUTE_NS).any():
+            raise BarsError("Bars overlap", where=where, got="bars out of order, or twice",
+                            wanted=f"times that rise by at least {length} min",
                             next_step="sort them; a bar that was pushed cannot be pushed again")  # fmt: skip
         checked = pd.DataFrame(values, index=index)
         if "volume" in checked:

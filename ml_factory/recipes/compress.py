@@ -3,7 +3,6 @@
 O rows of a weight, each with a scale of its own; N test rows.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -15,6 +14,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
+from torch.utils.benchmark import Timer
 
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean, refuse_damaged_content
 from ml_factory.evaluation.recipe_plots import draw_compression
@@ -345,19 +345,8 @@ def load_variant(path: Path, build: Callable[[Mapping[str, int]], nn.Module]) ->
 @torch.no_grad()
 def measure_latencies(networks: Sequence[Any], predict: Callable[[Any], object], rounds: int) -> list[float]:
     """Return the median seconds of one prediction of each network, on one thread of the CPU; they take turns."""
-    networks, threads = [network.cpu().eval() for network in networks], torch.get_num_threads()
-    torch.set_num_threads(1)
-    seconds = np.zeros((rounds, len(networks)))
-    try:
-        for turn in range(-5, rounds):
-            for at, network in enumerate(networks):
-                began = time.perf_counter()
-                predict(network)
-                if turn >= 0:
-                    seconds[turn, at] = time.perf_counter() - began
-    finally:
-        torch.set_num_threads(threads)
-    return np.median(seconds, 0).tolist()
+    timers = [Timer("predict(network)", globals={"predict": predict, "network": one.cpu().eval()}) for one in networks]
+    return np.median([[timer.timeit(1).median for timer in timers] for _ in range(rounds)], 0).tolist()
 
 
 def _dominates(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

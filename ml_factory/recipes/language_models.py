@@ -3,8 +3,6 @@
 B sequences, T positions, V tokens of the vocabulary.
 """
 
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from torch import Tensor, nn
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 from ml_factory.lazy_module import LazyModule
 from ml_factory.seeding import derive_seed
+from ml_factory.storage.json_values import fingerprint_json
 
 transformers, tokenizers = LazyModule("transformers"), LazyModule("tokenizers")
 slow_tokenizers = LazyModule("transformers.convert_slow_tokenizer")
@@ -30,6 +29,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Tokenizer:
     """A tokenizer of transformers.
 
+    inner : the tokenizer itself.
     vocabulary : token string -> id.
     specials : token strings that stand for no text, such as the end of a text.
     end : id of the end of a text.
@@ -40,21 +40,16 @@ class Tokenizer:
         if inner.eos_token_id is None:
             raise SettingsError("The tokenizer has no token for the end of a text", where=name,
                                 next_step="use a tokenizer with an eos_token")  # fmt: skip
-        self._inner, self.end = inner, int(inner.eos_token_id)
+        self.inner, self.end = inner, int(inner.eos_token_id)
         self.vocabulary, self.specials = dict(inner.get_vocab()), frozenset(inner.all_special_tokens)
         backend = getattr(inner, "backend_tokenizer", None)
-        rules = backend.to_str() if backend is not None else json.dumps(self.vocabulary, sort_keys=True)
-        self.fingerprint = hashlib.sha256(rules.encode()).hexdigest()[:16]
+        self.fingerprint = fingerprint_json(backend.to_str() if backend is not None else self.vocabulary)[:16]
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return int32 ids of each text, without special tokens."""
         # The tokenizer's own limit on lengths does not matter: texts are cut into sequences afterwards.
-        ids = self._inner(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)
+        ids = self.inner(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)
         return [np.asarray(one, np.int32) for one in ids["input_ids"]]
-
-    def save(self, folder: Path) -> None:
-        """Write the tokenizer's files into the folder."""
-        self._inner.save_pretrained(str(folder))
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -95,8 +90,7 @@ class LanguageModel:
 
     def write(self, folder: Path) -> None:
         """Write model and tokenizer into a folder that transformers reads."""
-        self.network.model.cpu().save_pretrained(str(folder), safe_serialization=True)
-        self.tokenizer.save(folder)
+        write_pretrained(self.network.model, self.tokenizer.inner, folder)
 
     def check(self, length: int) -> "LanguageModel":
         """Return self after a forward pass on the host. Raises SettingsError where model and tokenizer do not fit."""
@@ -126,7 +120,6 @@ def load_causal_model(
     seed : of the first weights, where they are random: always for a built-in one, else with `from_scratch`.
     dtype : of the weights.
     """
-    transformers.logging.disable_progress_bar()  # one for each loaded file
     kind, given = transformers.AutoModelForCausalLM, {"dtype": DTYPES[dtype]}
     with hub_errors("The model", name):
         if name.startswith(BUILTIN):
@@ -157,9 +150,20 @@ def _built_in_config(name: str, length: int) -> Any:
     )  # fmt: skip
 
 
+def write_pretrained(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Write a model and its tokenizer as transformers reads them."""
+    transformers.logging.disable_progress_bar()
+    model.cpu().save_pretrained(str(folder), safe_serialization=True)
+    tokenizer.save_pretrained(str(folder))
+
+
 @contextmanager
 def hub_errors(what: str, name: str) -> Iterator[None]:
-    """Inside the block, errors of transformers become one line that names the model. what : what is loaded."""
+    """Inside the block, errors of transformers become one line that names the model, and it shows no progress.
+
+    what : what is loaded.
+    """
+    transformers.logging.disable_progress_bar()  # one for each file
     try:
         yield
     except FactoryError:

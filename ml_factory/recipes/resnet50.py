@@ -3,7 +3,6 @@
 B rows of a batch, C classes, H height, W width.
 """
 
-import hashlib
 import logging
 import shutil
 import tempfile
@@ -20,7 +19,7 @@ from torch.nn import functional as F
 from ml_factory.errors import CheckpointError, FactoryError, SettingsError
 from ml_factory.lazy_module import LazyModule
 from ml_factory.recipes.images import ImageBatches, MadeUpSamples, ShardSamples
-from ml_factory.recipes.run import is_writing_process, open_recipe_run
+from ml_factory.recipes.run import is_writing_process, open_recipe_run, weights_fingerprint
 from ml_factory.recipes.shards import local_shards
 from ml_factory.recipes.worker_log import WorkerLog
 from ml_factory.seeding import derive_seed
@@ -115,7 +114,7 @@ def train_resnet50(
     say = emit if first else (lambda line: None)
     train, test = _open_samples(settings, "train"), _open_samples(settings, "test")
     data = {"train": train.fingerprint, "test": test.fingerprint, "image_size": settings.image_size}
-    kept = settings.network | {"initial": "" if weights is None else _fingerprint(weights)}
+    kept = settings.network | {"initial": "" if weights is None else weights_fingerprint(weights)}
     identity = {"network": kept, "training": spec.identity(), "data": data}
     with ExitStack() as stack:
         run = stack.enter_context(open_recipe_run(
@@ -252,13 +251,6 @@ def _load_weights(network: nn.Module, weights: Mapping) -> None:
             "These weights are another network's", where="--load_chkpt_file", got=" ".join(str(error).split())[:300],
             next_step="take the --width, --stem and --classes it was trained with",
         ) from None  # fmt: skip
-
-
-def _fingerprint(weights: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(weights):
-        digest.update(name.encode() + weights[name].contiguous().numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 def _download(settings: ResNetSettings) -> Path:

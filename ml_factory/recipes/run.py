@@ -1,5 +1,6 @@
 """One run of a recipe: its folder, log and checkpoints under an output folder, made and found again by its settings."""
 
+import hashlib
 import os
 import shutil
 import tempfile
@@ -7,11 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ml_factory.checkpoints.phase import PhaseCheckpoints
+from ml_factory.code_fingerprint import source_hash
 from ml_factory.errors import SettingsError
 from ml_factory.models.base import ModelFitResult, merge_inexact_reasons
 from ml_factory.process_identity import process_rank
@@ -34,6 +38,7 @@ from ml_factory.training.spec import TrainSpec
 from ml_factory.workflows.train_ranks import worker_rank
 
 RESULT = "result.json"
+CODE = ("recipes", "training", "seeding.py")  # whose numbers a run holds
 
 
 @dataclass(frozen=True)
@@ -91,40 +96,29 @@ class RecipeRun:
         self.phase.wait_uploaded()
         files.write_json(self.run.folder / RESULT, result)
         self.tracker.finish({name: result[name] for name in summary})
+        self.run.end()  # before the checkpoints go: a kill in between trains nothing again
         self.phase.remove_files()
-        self.run.end()
         return result
 
 
-class _ReadOnlyCheckpoints:
-    """Checkpoints of a host that is not the first: it resumes from those of the first, and saves none."""
-
-    def __init__(self, phase: PhaseCheckpoints):
-        self._phase = phase
-
-    def load(self) -> dict | None:
-        found = self._phase.latest()
-        if found is not None:
-            found["state"].pop("carried", None)
-        return found
-
-    def due(self) -> bool:
-        return False
-
-    def due_in(self) -> float:
-        return float("inf")
-
-    def save(self, state: Mapping, metrics: Mapping | None = None, force: bool = False) -> None:
-        """Save nothing."""
+def _read_only(phase: PhaseCheckpoints) -> SimpleNamespace:
+    """Return the checkpoints of a host that is not the first: it resumes from those of the first, and saves none."""
+    found = phase.latest()
+    if found is not None:
+        found["state"].pop("carried", None)
+    return SimpleNamespace(
+        load=lambda: found, due=lambda: False, due_in=lambda: float("inf"), save=lambda *_, **__: None
+    )
 
 
 def agree_on_run(
     workspace: Workspace, name: str, identity: Mapping[str, Any], processes: ProcessGroup, fresh: bool = False
 ) -> tuple[RunFolder, dict[str, Any] | None]:
-    """Return the newest run of these settings, or with `fresh` a new one, and its result where it is finished: the
-    same in every process.
+    """Return the newest run of these settings and this code, or with `fresh` a new one, and its result where it is
+    finished: the same in every process.
     """
-    run = newest_run_folder(workspace.results / name, f"{name}-{fingerprint_json(identity)[:12]}", fresh)
+    digest = fingerprint_json({**identity, "code": source_hash(CODE)})[:12]
+    run = newest_run_folder(workspace.results / name, f"{name}-{digest}", fresh)
     done = files.read_json(run.folder / RESULT) if run.ended else None
     agreed = processes.broadcast({"run_id": run.run_id, "done": done}) or {}
     run_id = agreed.get("run_id", run.run_id)
@@ -167,7 +161,7 @@ def open_recipe_run(
             yield RecipeRun(*given)
         else:
             manager = stack.enter_context(open_run_checkpoints(workspace.checkpoints, found))
-            yield RecipeRun(*given, checkpoints=_ReadOnlyCheckpoints(manager.phase(f"train_{name}")))
+            yield RecipeRun(*given, checkpoints=_read_only(manager.phase(f"train_{name}")))
 
 
 def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
@@ -176,6 +170,15 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
         write(Path(temporary))
         for path in sorted(Path(temporary).iterdir()):
             files.replace(folder / path.name, lambda target, path=path: shutil.copyfile(path, target))
+
+
+def weights_fingerprint(weights: Mapping[str, Tensor]) -> str:
+    """Return a hash of weights by name."""
+    known = hashlib.sha256()
+    for name, value in sorted(weights.items()):
+        known.update(f"{name}{tuple(value.shape)}{value.dtype}".encode())
+        known.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return known.hexdigest()[:16]
 
 
 def is_writing_process() -> bool:
@@ -192,14 +195,6 @@ def tpu_host() -> int:
         raise SettingsError("A host of a TPU slice cannot have this number", where="TPU_PROCESS_ID", got=number,
                             wanted=f"0 to TPU_PROCESS_COUNT - 1, which is {count or 'not set'}")  # fmt: skip
     return int(number)
-
-
-def check_number_of_hosts(hosts: int) -> None:
-    """Raise SettingsError where TPU_PROCESS_COUNT is another number than these hosts; 1 is any number."""
-    count = os.environ.get("TPU_PROCESS_COUNT", "").strip()
-    if count and hosts > 1 and count != str(hosts):
-        raise SettingsError("Two numbers of hosts", where="tpu_num_hosts", got=hosts,
-                            wanted=f"{count}, as TPU_PROCESS_COUNT has it")  # fmt: skip
 
 
 def root_of_output(output_dir: str) -> str:

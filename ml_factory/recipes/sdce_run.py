@@ -18,14 +18,14 @@ from ml_factory.lazy_module import LazyModule
 from ml_factory.process_identity import wants_bfloat16
 from ml_factory.recipes.language_models import DTYPES, LanguageModel, load_causal_model
 from ml_factory.recipes.run import (
-    check_number_of_hosts,
     is_writing_process,
     open_recipe_run,
     root_of_output,
+    weights_fingerprint,
     write_folder,
 )
 from ml_factory.recipes.sdce import KINDS, SurrogateLoss, next_token_loss
-from ml_factory.recipes.surrogate import SurrogateTopTokens, cache_top_tokens, join_vocabularies, weights_fingerprint
+from ml_factory.recipes.surrogate import SurrogateTopTokens, cache_top_tokens, join_vocabularies
 from ml_factory.recipes.text import TextSource, open_text, pack_tokens
 from ml_factory.storage.files import files, local_cache_folder
 from ml_factory.storage.json_values import fingerprint_json
@@ -270,7 +270,6 @@ def summary(result: dict[str, Any]) -> str:
 
 def _training_spec(given: SdceSettings) -> tuple[TrainSpec, Device]:
     """Return the settings of the loop, with the batch of all devices together, and the device."""
-    check_number_of_hosts(given.tpu_num_hosts)
     common = {"device": DEVICES[given.device], "precision": given.precision, "threads": given.threads}
     device, accumulate = pick_device(TrainSpec(**common)), given.gradient_accumulation_steps
     spec = TrainSpec(
@@ -337,7 +336,7 @@ def _surrogate_tokens(
     at_once = given.rows_at_once or (1 if device.kind == "cpu" else 4)
     top_tokens = SurrogateTopTokens(model.network, join, k, model.tokenizer.end, device, at_once)
     facts = {
-        "weights": weights_fingerprint(model.network), "vocabulary_share": share,
+        "weights": weights_fingerprint(model.network.state_dict()), "vocabulary_share": share,
         "text_share": float((join.surrogate_of_base[rows[:1000].ravel()] >= 0).mean()),
         "positions_with_token": _share_with_token(top_tokens, rows, given.probability_threshold, say),
     }  # fmt: skip

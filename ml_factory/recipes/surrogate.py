@@ -4,7 +4,6 @@ Vocabularies are joined by token string; the tokens are computed in the step, or
 batch, T positions, K tokens, V tokens of the surrogate's vocabulary.
 """
 
-import hashlib
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -149,15 +148,6 @@ class SurrogateTopTokens:
         top = logprobs_BTV.masked_fill(write_V < 0, -torch.inf).topk(self.k, dim=-1)
         known_BT1 = self._known_V[tokens_BT][..., None]
         return torch.where(known_BT1, write_V[top.indices], -1), torch.where(known_BT1, top.values, -torch.inf)
-
-
-def weights_fingerprint(network: nn.Module) -> str:
-    """Return a hash of all weights, on the host."""
-    known = hashlib.sha256()
-    for name, value in sorted(network.state_dict().items()):
-        known.update(f"{name}{tuple(value.shape)}{value.dtype}".encode())
-        known.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return known.hexdigest()[:16]
 
 
 def cache_top_tokens(

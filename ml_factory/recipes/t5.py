@@ -29,7 +29,7 @@ from ml_factory.recipes.labelled_text import (
     split_by_blocks,
     unseen_rows,
 )
-from ml_factory.recipes.language_models import BUILTIN, drawn_from, hub_errors
+from ml_factory.recipes.language_models import BUILTIN, drawn_from, hub_errors, write_pretrained
 from ml_factory.recipes.run import is_writing_process, open_recipe_run, write_folder
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
@@ -173,7 +173,6 @@ def new_t5(config: Any, seed: int) -> T5Network:
 
 def load_t5(name: str) -> T5Network:
     """Return a trained T5 from a folder or the hub, safetensors only."""
-    transformers.logging.disable_progress_bar()
     with hub_errors("The model", name):
         return T5Network(transformers.T5ForConditionalGeneration.from_pretrained(
             name, use_safetensors=True, dtype=torch.float32))  # fmt: skip
@@ -328,7 +327,7 @@ def run_t5(
             "baselines": baseline_accuracies(data.parts["train"], test), "stopped_early": fit.stopped_early,
             "compiles": fit.compiles,
         }  # fmt: skip
-        write_folder(run.folder / "model", lambda folder: save_t5(network, data.tokenizer, folder))
+        write_folder(run.folder / "model", lambda folder: write_pretrained(network.model, data.tokenizer, folder))
         _write_results(run.folder, facts | {"history": fit.history}, data.parts, predicted, scores)
         run.finish(facts, fit, ("accuracy", "macro_f1"))
     return facts
@@ -345,12 +344,6 @@ def share_interval(right: int, rows: int) -> tuple[float, float]:
     """Return the 95 % interval of a share (Wilson 1927), for rows that are independent."""
     found = stats.binomtest(right, rows).proportion_ci(0.95, method="wilson")
     return float(found.low), float(found.high)
-
-
-def save_t5(network: T5Network, tokenizer: Any, folder: Path) -> None:
-    """Write network and tokenizer as transformers reads them."""
-    network.model.cpu().save_pretrained(str(folder), safe_serialization=True)
-    tokenizer.save_pretrained(str(folder))
 
 
 def _write_results(

@@ -3,8 +3,6 @@
 N rows, T tokens of a row.
 """
 
-import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from ml_factory.lazy_module import LazyModule
 from ml_factory.progress import progress_phase
 from ml_factory.recipes.language_models import Tokenizer
 from ml_factory.storage.files import files
+from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.locks import file_lock
 from ml_factory.storage.mirror import fetch_file
 
@@ -48,19 +47,17 @@ def open_text(name: str, config: str = "", split: str = "train", column: str = "
     paths = [path / entry for entry in files.names(path)] if files.is_folder(path) else [path]
     known = [one for one in paths if one.suffix.lower() in _KINDS]
     if known and all(files.is_file(one) for one in known):
-        made_of = [column, *(f"{one.name}\0{files.sha256(one)}" for one in known)]
-        return TextSource(_hash("\0".join(made_of)), lambda: (piece for one in known for piece in _file(one, column)))
+        made_of = [column, *([one.name, files.sha256(one)] for one in known)]
+        return TextSource(
+            fingerprint_json(made_of)[:16], lambda: (piece for one in known for piece in _file(one, column))
+        )
     if known or files.is_folder(path) or files.is_file(path):
         raise SettingsError("There is no such text", where=path, wanted=f"files {', '.join(_KINDS)}",
                             next_step="check the path of --dataset")  # fmt: skip
     return TextSource(
-        _hash(json.dumps([name, config, split, column])),
+        fingerprint_json([name, config, split, column])[:16],
         lambda: _rows(name, column, name, config or None, split=split),
     )
-
-
-def _hash(content: str) -> str:
-    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def _file(path: Path, column: str) -> Iterator[Piece]:

@@ -122,7 +122,7 @@ def to_answers(frame: pd.DataFrame) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-FORMAT, STATE_NAME = "ml_factory.feed/3", "feed.state"
+FORMAT, STATE_NAME = "ml_factory.feed/4", "feed.state"
 RECENT_BARS = 1000  # bars that are known again, with their answers
 
 

@@ -107,9 +107,8 @@ class FollowedFile:
             check_symbol_column(table, self._served.symbol, self._path)
             spec = self._served.bundle.spec
             table = table.iloc[-kept_bars(self._served.bundle) :]
-            check_bars_on_tick(
-                spec.check_bars(table, where=self._path)[0], spec.market, self._served.bundle.off_tick_share
-            )
+            share = self._served.bundle.description["off_tick"]
+            check_bars_on_tick(spec.check_bars(table, where=self._path)[0], spec.market, share)
             self._feed.push(self._feed.check(table, self._path), None)
             return
         bars = self._feed.check(table, self._path)

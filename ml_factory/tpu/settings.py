@@ -85,10 +85,6 @@ class SliceSettings:
     def __getitem__(self, name: str) -> str:
         return self.values[name]
 
-    def is_on(self, name: str) -> bool:
-        """Return whether a variable of true or false is true."""
-        return self.values[name] == "true"
-
     @property
     def chips(self) -> int:
         """Chips of the slice: in v4-32 the number counts TensorCores, in v6e-8 chips."""
@@ -102,25 +98,19 @@ class SliceSettings:
         return 1 if self.chips <= GENERATIONS[generation][1] else self.chips // 4
 
     @property
-    def request(self) -> str:
-        """Name of the queued resource, as in the guide: TPU_NAME-qr."""
-        return f"{self['TPU_NAME']}-qr"
-
-    @property
     def secret(self) -> str:
         """Name of the secret with the key of W&B, or "" without one."""
         return self["WANDB_SECRET"] or (f"{self['TPU_NAME']}-wandb-api-key" if self.key else "")
 
     def describe(self) -> str:
         """Return chips, workers and, where a price was given, the price of an hour."""
-        text, price = f"{self['ACCELERATOR_TYPE']}: {self.chips} chips on {self.workers} workers", self._price
+        text, price = (
+            f"{self['ACCELERATOR_TYPE']}: {self.chips} chips on {self.workers} workers",
+            self["PRICE_PER_CHIP_HOUR"],
+        )
         if not price:
             return f"{text}; price unknown: give PRICE_PER_CHIP_HOUR (cloud.google.com/tpu/pricing)"
         return f"{text}; {self.chips * float(price):.2f} an hour at {price} a chip and hour"
-
-    @property
-    def _price(self) -> str:
-        return self["PRICE_PER_CHIP_HOUR"]
 
     def command_words(self) -> list[str]:
         """Return the words of the training's command. Raises SettingsError for an open quote."""

@@ -59,6 +59,7 @@ class Slice:
         self.settings, self.gcloud, self.folder, self.say = settings, gcloud, folder, say
         self.poll, self.end, self.requests = poll, time.monotonic() + longest, 0  # requests of this command
         self._rule, self._bucket = f"{settings['TPU_NAME']}-allow-ssh", f"gs://{settings['BUCKET']}"
+        self._request = f"{settings['TPU_NAME']}-qr"  # the queued resource, as in the guide
 
     def setup(self, wait: bool = True) -> SliceState:
         """Make bucket, rule and secret where they are missing, request the slice, launch the training."""
@@ -113,7 +114,7 @@ class Slice:
         """Return what `cleanup` deletes, by name."""
         rule = [f"firewall rule {self._rule}"] if self.settings["ALLOW_SSH_FROM"] else []
         place = f"{self.settings['PROJECT_ID']}, {self.settings['ZONE']}"
-        return [f"TPU {self.settings['TPU_NAME']} ({place})", f"queued resource {self.settings.request}", *rule]
+        return [f"TPU {self.settings['TPU_NAME']} ({place})", f"queued resource {self._request}", *rule]
 
     def look(self) -> SliceState:
         """Ask for the request, its machines and the training."""
@@ -122,14 +123,15 @@ class Slice:
             return SliceState("NEW", "there is no request")
         if self.gcloud.dry_run:
             return SliceState()
-        state = found.get("state")
-        name = str(state.get("state") if isinstance(state, dict) else state)
+        state = found.get("state") or {}
+        name = str(state.get("state"))
         if name in WAITING:
             return SliceState("WAITING", name)
         if name in GONE:
             return SliceState("PREEMPTED", f"the request is {name}")
         if name == "FAILED":
-            return SliceState("REQUEST_FAILED", _failure_text(state)[:500])
+            error = (state.get("failedData") or {}).get("error") or {}
+            return SliceState("REQUEST_FAILED", error.get("message", "no reason given")[:500])
         if name != "ACTIVE":
             raise GcloudError(self._queue("describe"), f"unknown state: {name[:60]}", "other")
         machine = (
@@ -143,7 +145,7 @@ class Slice:
 
     def _queue(self, verb: str, *flags: str) -> tuple[str, ...]:
         zone = f"--zone={self.settings['ZONE']}"
-        return "compute", "tpus", "queued-resources", verb, self.settings.request, *flags, zone
+        return "compute", "tpus", "queued-resources", verb, self._request, *flags, zone
 
     def _vm(self, verb: str, *words: str) -> tuple[str, ...]:
         return "compute", "tpus", "tpu-vm", verb, *words, f"--zone={self.settings['ZONE']}"
@@ -177,7 +179,7 @@ class Slice:
         if settings["ALLOW_SSH_FROM"] and self._lacks("compute", "firewall-rules", "describe", self._rule):
             call("compute", "firewall-rules", "create", self._rule, f"--network={settings['NETWORK'] or 'default'}",
                  "--allow=tcp:22", f"--source-ranges={settings['ALLOW_SSH_FROM']}")  # fmt: skip
-        if settings.is_on("CONFIG_SSH"):
+        if settings["CONFIG_SSH"] == "true":
             call("compute", "config-ssh")
         if settings.key and self._lacks("secrets", "describe", settings.secret):
             call("secrets", "create", settings.secret, "--replication-policy=automatic", "--data-file=-",
@@ -228,9 +230,8 @@ class Slice:
                  "network": "NETWORK", "subnetwork": "SUBNETWORK", "service-account": "SERVICE_ACCOUNT",
                  "valid-until-duration": "VALID_UNTIL"}  # fmt: skip
         words = [f"--{flag}={settings[name]}" for flag, name in flags.items() if settings[name]]
-        words += [
-            f"--{flag}" for flag, name in (("spot", "SPOT"), ("internal-ips", "INTERNAL_IPS")) if settings.is_on(name)
-        ]
+        switches = {"spot": "SPOT", "internal-ips": "INTERNAL_IPS"}
+        words += [f"--{flag}" for flag, name in switches.items() if settings[name] == "true"]
         words += ["--scopes=https://www.googleapis.com/auth/cloud-platform"]
         self.gcloud.call(*self._queue("create", *words))
 
@@ -266,9 +267,3 @@ class Slice:
 
     def _pause(self) -> None:
         time.sleep(min(self.poll, max(0.0, self.end - time.monotonic())))
-
-
-def _failure_text(state: object) -> str:
-    data = state.get("failedData") if isinstance(state, dict) else None
-    error = data.get("error") if isinstance(data, dict) else None
-    return str(error.get("message", "no reason given") if isinstance(error, dict) else "no reason given")

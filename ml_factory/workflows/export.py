@@ -14,7 +14,7 @@ from ml_factory.data.io import load_bars
 from ml_factory.datasets.store import open_current_store
 from ml_factory.errors import BarsError, FactoryError, NotPreparedError, SettingsError
 from ml_factory.inference.bundle import Bundle, custom_feature_modules, make_example
-from ml_factory.inference.guard_reference import FinishedRows, fit_guard_reference
+from ml_factory.inference.guard_reference import GuardReference, fit_guard_reference
 from ml_factory.inference.predict import FittedModels, PredictionSpec, TrainedModel, installed_library_versions
 from ml_factory.lazy_module import LazyModule
 from ml_factory.leakage.certificate import certificate_path, read_certificate
@@ -184,7 +184,10 @@ def build_bundle(
     hashes = {name: sha256(one).hexdigest() for name, one in models.items()}
     description = to_json_value(_describe(workspace, data, artifact, fitted) | {"file": file, "models": hashes})
     graphs = {name: _checked_graph(data, name, model) for name, model in fitted.models.items()} if with_onnx else {}
-    bundle = Bundle(description, models, graphs, _guard_reference(workspace, data, artifact))
+    reference = _guard_reference(workspace, data, artifact)
+    if reference:
+        description["off_tick"] = reference.limits["off_tick"]
+    bundle = Bundle(description, models, graphs, reference)
     try:
         return replace(bundle, example=make_example(bundle))
     except FactoryError as error:
@@ -200,17 +203,17 @@ def _checked_graph(data: PreparedDataset, name: str, model: TrainedModel) -> byt
     return graph
 
 
-def _guard_reference(workspace: Workspace, data: PreparedDataset, artifact: Artifact) -> bytes:
-    """Return the bytes of the guard's reference; b"" with a line in the log where there can be none."""
+def _guard_reference(workspace: Workspace, data: PreparedDataset, artifact: Artifact) -> GuardReference | None:
+    """Return the guard's reference; None with a line in the log where there can be none."""
     spec, clear = PredictionSpec.from_stored(data.settings), data.unambiguous_mask
     forecasts = predictions.load_or_make_predictions(workspace, data, artifact)
-    rows = FinishedRows(data.features, forecasts, data.labels["label"][clear])
+    rows = data.features, forecasts, data.labels["label"][clear]
     try:
         bars, _ = load_bars(workspace, data.symbol, spec.bars, market=spec.market)
-        return fit_guard_reference(bars, spec.market, rows, artifact.facts["split_times"]).to_bytes()
+        return fit_guard_reference(bars, spec.market, *rows, artifact.facts["split_times"])
     except (BarsError, NotPreparedError) as error:
         _log.warning("The bundle has no reference, its guard will check no drift: %s", error)
-        return b""
+        return None
 
 
 def _describe(workspace: Workspace, data: PreparedDataset, artifact: Artifact, fitted: FittedModels) -> dict:
@@ -218,6 +221,11 @@ def _describe(workspace: Workspace, data: PreparedDataset, artifact: Artifact, f
     evaluation = evaluate_artifacts(workspace, data, {artifact.facts["model"]: artifact})
     store = open_current_store(workspace, data.symbol)
     certificate = read_certificate(certificate_path(workspace.processed(data.symbol), data.fingerprint, data.horizon))
+    if certificate and not certificate.passed:
+        raise FactoryError(
+            "The certificate of this data reports a look-ahead", where=artifact.path, got=certificate.describe(),
+            next_step="correct it, audit and train again",
+        )  # fmt: skip
     report, metrics = store.facts["bars"], evaluation.metrics
     off_tick = sum(found["count"] for found in report["findings"] if found["kind"] == "off_tick")
     networks = {name: source for name in fitted.models if (source := registered_source_hash(name))}

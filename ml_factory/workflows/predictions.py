@@ -68,7 +68,7 @@ def predict(
     started, workspace = time.perf_counter(), Workspace(workspace)
     artifact = find_artifact_to_predict(workspace, check_symbol(symbol), check_horizon(horizon), model, run)
     frame, close = predict_bars(workspace, artifact, data, bars)
-    frame = add_prediction_splits(frame, artifact.facts, all_rows, artifact.path)
+    frame, rows = (add_prediction_splits(one, artifact.facts, all_rows) for one in (frame, close.to_frame()))
     path = Path(out) if out else workspace.results / symbol / f"predictions-{model}-h{horizon}.parquet"
     write_prediction_frame(path, frame)
     run_id, choice = artifact.facts["run_id"], describe_run_choice(workspace, artifact, run)
@@ -79,6 +79,9 @@ def predict(
         f"  by split: {', '.join(f'{name} {count:,}' for name, count in counts.items())}",
         f"  {path}",
     ]
+    if len(rows) > len(frame) and "side" not in frame:
+        lines.insert(2, f"  without a probability: {len(rows) - len(frame):,} of {len(rows):,} rows: {model} reads a "
+                        "window of rows of one session, and they have too few before them in theirs")  # fmt: skip
     return Result(
         lines, figure=lambda: plots.plot_probabilities(frame, close), also={"frame": frame}, symbol=symbol,
         horizon=horizon, model=model, run_id=run_id, choice=choice, rows=len(frame), path=path,
@@ -215,8 +218,14 @@ def find_artifact_to_predict(
     """
     _check_model_name(model)
     found = _finished(workspace, symbol, horizon, model, data)
-    if run:
+    if run and found:
+        known = dict.fromkeys(one.facts["run_id"] for one in found)
         found = [one for one in found if one.facts["run_id"] == run][-1:]
+        if not found:
+            raise NotPreparedError(
+                f"No finished run of this id of {model}", where=workspace.models / symbol, got=run,
+                wanted=f"one of {', '.join([*known][-5:])}", next_step="name one of these, or none for the newest",
+            )  # fmt: skip
     chosen = _newest_full([one for one in found if one.facts["data"] == found[-1].facts["data"]])
     if chosen is None:
         how = "stack" if model == STACK else f"train --model {model}"

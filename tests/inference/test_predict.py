@@ -1,15 +1,18 @@
-"""Batch predictions equal the steps done by hand."""
+"""Batch predictions equal the steps done by hand; a trained model comes back as it was saved."""
+
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from ml_factory.datasets.scaling import RobustScaler
-from ml_factory.errors import FactoryError, SettingsError
+from ml_factory.errors import CheckpointError, FactoryError, SettingsError
 from ml_factory.evaluation.calibration import Calibration
 from ml_factory.inference import predict
 from ml_factory.inference.predict import TrainedModel, predict_features
 from ml_factory.models.registry import build_model
+from ml_factory.storage.serialization import deserialize_state, serialize_state
 
 
 def feature_rows(n=400, seed=0) -> pd.DataFrame:
@@ -54,12 +57,6 @@ def test_predict_features_in_batches_or_chosen_rows_is_equal(fitted):
     assert predict_features(bundle, features.iloc[:0]).empty
 
 
-def test_predict_features_with_reordered_columns_raises(fitted):
-    features, _, _, bundle = fitted
-    with pytest.raises(SettingsError, match="column 1"):
-        predict_features(bundle, features[["b", "a", "c", "d"]])
-
-
 class LastMinusFirst:
     """Stands in for a network: it says how far feature a went over its window."""
 
@@ -82,3 +79,35 @@ def test_predict_features_windows_never_cross_segments(fitted, monkeypatch):
     a = scaler.transform(features.to_numpy())[:, 0]
     rows = np.flatnonzero(whole)
     np.testing.assert_allclose(got["p_long"] - 1 / 3, np.clip(a[rows] - a[rows - 7], -1, 1) / 4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ("acbd", r"column 2.*got 'c', wanted 'b'.*in its order"),
+        ("abc", r"column 4.*got nothing, wanted 'd'.*missing: d"),
+        ("abcde", r"not known to it: e.*column 5.*got 'e', wanted nothing"), ("", r"column 1.*got nothing"),
+    ],
+)  # fmt: skip
+def test_predict_features_of_other_columns_names_first_difference(fitted, columns, words):
+    features, _, _, bundle = fitted
+    with pytest.raises(SettingsError, match=words):
+        predict_features(bundle, features.reindex(columns=list(columns)))
+
+
+def test_trained_model_of_its_state_is_equal_and_other_formats_are_refused(fitted):
+    features, _, _, bundle = fitted
+    state = bundle.to_state()
+    found = TrainedModel.from_state(deserialize_state(serialize_state(state)))
+    assert serialize_state(found.to_state()) == serialize_state(state)
+    pd.testing.assert_frame_equal(predict_features(found, features), predict_features(bundle, features))
+    with pytest.raises(CheckpointError, match=r"model/99.*wanted ml_factory.model/2"):
+        TrainedModel.from_state(state | {"format": "ml_factory.model/99"})
+
+
+def test_trained_model_lists_versions_that_changed(fitted):
+    made = replace(fitted[3], versions={"python": "3.11.2", "numpy": "2.1.3", "xgboost": "3.2.0"})
+    assert made.changed_versions({"python": "3.11.2", "numpy": "2.4.0"}) == [
+        "numpy 2.1.3 when trained, 2.4.0 now", "xgboost 3.2.0 when trained, absent now"
+    ]  # fmt: skip
+    assert fitted[3].changed_versions() == []

@@ -18,20 +18,24 @@ from tests.inference.conftest import BOOSTER, H
 LAST = 300  # bars pushed singly
 
 
-@pytest.mark.parametrize("model", ["catboost", "lightgbm", "xgboost", "linear", "stack"])
-def test_prediction_stream_restored_between_single_bars_equals_batch(bundle_file, raw_bars, model):
-    bundle = Bundle.load(bundle_file(model))
-    bars = raw_bars.iloc[:-7]
-    stream = PredictionStream(bundle)
-    pushed = [stream.push(bars.iloc[:-LAST])]
+def streamed(path, bars: pd.DataFrame) -> list[pd.DataFrame]:
+    """What a stream answers to the history, then to single bars; restored from its state now and then."""
+    stream = PredictionStream(Bundle.load(path))
+    answers = [stream.push(bars.iloc[:-LAST])]
     for number in range(len(bars) - LAST, len(bars)):
         if number % 100 == 17:
             state = deserialize_state(serialize_state(stream.get_state()))
-            stream = PredictionStream(Bundle.load(bundle_file(model)))
+            stream = PredictionStream(Bundle.load(path))
             stream.load_state(state)
-        pushed.append(stream.push(bars.iloc[number : number + 1]))
-    pushed.append(stream.advance(bars["timestamp"].iloc[-1] + pd.Timedelta(minutes=1)))
-    got, wanted = pd.concat(pushed), bundle.predict(bars, all_rows=True)
+        answers.append(stream.push(bars.iloc[number : number + 1]))
+    return [*answers, stream.advance(bars["timestamp"].iloc[-1] + pd.Timedelta(minutes=1))]
+
+
+@pytest.mark.parametrize("model", ["catboost", "lightgbm", "xgboost", "linear", "stack"])
+def test_prediction_stream_restored_between_single_bars_equals_batch(bundle_file, raw_bars, model):
+    bars = raw_bars.iloc[:-7]
+    pushed, wanted = streamed(bundle_file(model), bars), Bundle.load(bundle_file(model)).predict(bars, all_rows=True)
+    got = pd.concat(pushed)
     assert sum(map(len, pushed[1:])) > LAST // 5 - 3 and (got["split"] == "test").any()
     limit = 0.0 if model in ("catboost", "lightgbm", "xgboost") else 1e-6
     pd.testing.assert_frame_equal(got, wanted[: len(got)], check_exact=False, rtol=0, atol=limit, check_freq=False)
@@ -43,21 +47,12 @@ def test_prediction_stream_of_meta_labels_restored_between_single_bars_equals_ba
     labels = LabelSpec(kind="meta", primary="macd_12_26", primary_least=0.05, against=True)
     pipeline.prepare(prepared, "DEMO", (H,), settings=DataSpec(features=FeatureSpec(frames=(15,)), labels=labels))
     pipeline.train(prepared, "DEMO", H, "lightgbm", mirror="off", model_settings=BOOSTER)
-    bundle = Bundle.load(pipeline.export(prepared, "DEMO", H, "lightgbm", ("bundle",), out=tmp_path).paths["bundle"])
+    path = pipeline.export(prepared, "DEMO", H, "lightgbm", ("bundle",), out=tmp_path).paths["bundle"]
     bars = pd.read_parquet(prepared.raw_bars("DEMO"))
-    stream = PredictionStream(bundle)
-    pushed = [stream.push(bars.iloc[:-LAST])]
-    for number in range(len(bars) - LAST, len(bars)):
-        if number % 100 == 17:
-            state = deserialize_state(serialize_state(stream.get_state()))
-            stream = PredictionStream(bundle)
-            stream.load_state(state)
-        pushed.append(stream.push(bars.iloc[number : number + 1]))
-    got, wanted = pd.concat(pushed), bundle.predict(bars, all_rows=True)
-    assert set(got["side"]) == {-1, 1} and sum(map(len, pushed[1:])) > 5
-    assert len(got) < 0.9 * (wanted.index[-1] - wanted.index[0]) / pd.Timedelta(
-        minutes=5
-    )  # rows without a bet left out
+    got, wanted = pd.concat(streamed(path, bars)), Bundle.load(path).predict(bars, all_rows=True)
+    assert set(got["side"]) == {-1, 1} and (got.index > bars["timestamp"].iloc[-LAST]).sum() > 5
+    span = wanted.index[-1] - wanted.index[0]
+    assert len(got) < 0.9 * span / pd.Timedelta(minutes=5)  # rows without a bet left out
     pd.testing.assert_frame_equal(got, wanted[: len(got)], check_freq=False)
     assert len(wanted) - len(got) <= 1
 

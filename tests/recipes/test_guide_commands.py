@@ -9,6 +9,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,12 @@ WORKS = {
     'papermill 02_train_tabular.ipynb output.ipynb -p SYMBOL "MES" -p HORIZON 20 -p MODEL "xgboost"':
         "tests/contract/test_guides.py::test_guide_papermill_parameters_pass_notebook_check",
 }  # fmt: skip
+MORE_OF_SDCE = (
+    "train.py --config config_tinyllama_tpuv4.yaml",
+    "train.py --surrogate_k 30 --probability_threshold 0.02 --surrogate_loss_weight_initial 1.0 "
+    "--surrogate_loss_weight_final 0.0",
+    "train.py --mixed_precision bf16 --gradient_checkpointing --init_from_scratch --loss_type kl",
+)
 # Verbs of the guide's table, next to those of its code blocks.
 VERBS = ("setup", "resume", "status", "monitor", "logs", "logs 1", "ssh", "ssh 1", "stop", "cleanup")
 RESNET = """test_train_mp_wds_cifar.py --num_epochs=$NUM_EPOCHS --batch_size=$BATCH_SIZE --num_workers=$NUM_WORKERS
@@ -96,20 +103,23 @@ def clean(monkeypatch):
     return monkeypatch
 
 
-@pytest.mark.parametrize("command", [one for one, kind in WORKS.items() if kind == "sdce"])
+@pytest.mark.parametrize("command", [*(one for one, kind in WORKS.items() if kind == "sdce"), *MORE_OF_SDCE])
 def test_guides_command_of_sdce_reaches_the_training(command, clean):
     seen = []
     clean.setattr(sdce_run, "run_sdce", lambda settings, **more: seen.append(settings) or {})
     clean.chdir(ROOT / "recipes")
-    script, *words = shlex.split(command.split(" ", 2)[2] if command.startswith("torchrun") else command)[
-        0 if command.startswith("torchrun") else 1 :
-    ]
+    script, *words = shlex.split(command[command.index("train.py") :])
     clean.setattr(sys, "argv", [script, *words])
     clean.setattr(sys, "path", [*sys.path])
-    with pytest.raises(SystemExit) as ended:
+    with suppress(SystemExit):
         runpy.run_path(script, run_name="__main__")
-        raise SystemExit(0)
-    assert not ended.value.code and len(seen) == 1
+    cli.run(["recipe", "sdce", *(word.replace("_", "-") if word.startswith("--") else word for word in words)])
+    settings, dashed = seen
+    assert settings == dashed and settings.needs_surrogate is ("--standard_training" not in words)
+    for name, value in zip(words, [*words[1:], "--"], strict=True):
+        if hasattr(settings, name.removeprefix("--")) and not value.startswith("--"):
+            found = getattr(settings, name.removeprefix("--"))
+            assert str(found) == value or found == float(value)
 
 
 @pytest.mark.parametrize("script", [

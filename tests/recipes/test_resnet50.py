@@ -1,9 +1,6 @@
 """Recipe resnet50: torchvision's network, kill and resume to the same bits, broken samples, log, events, flags."""
 
-import json
 import re
-import runpy
-import sys
 import time
 from pathlib import Path
 
@@ -19,7 +16,6 @@ from ml_factory.storage.serialization import write_state_file
 from ml_factory.storage.workspace import Workspace
 from ml_factory.training.device import Device
 from tests.recipes.image_cases import settings_of, weights_of
-from tests.recipes.kills import result_after_kills
 
 ROOT = Path(__file__).resolve().parents[2]
 # The lines of the guide, with a CPU's device.
@@ -152,28 +148,6 @@ def test_weights_of_another_network_or_a_pickle_are_refused_in_one_line(shards, 
         train_resnet50(Workspace(tmp_path / "w"), settings_of(shards, load_object="a.pt"))
 
 
-GUIDE_FLAGS = """--num_epochs=1 --batch_size=8 --num_workers=2 --log_steps=1 --test_set_batch_size=4
---wds_traindir={train} --wds_testdir={test} --save_model={out}/model-chkpt.pt --model_bucket= --trainsize=32
---testsize=9 --logdir={out}/logs"""
-
-
-def test_guides_command_trains_with_its_flags_and_environment(shards, tmp_path, monkeypatch, capsys):
-    words = GUIDE_FLAGS.format(train=shards[0], test=shards[1], out=tmp_path).split()
-    ours = ["--width", "1", "--classes", "3", "--image-size", "16", "--device", "cpu", "--json", "--workspace"]
-    script = ROOT / "recipes" / "test_train_mp_wds_cifar.py"
-    monkeypatch.setenv("XLA_USEBF16", "1")
-    monkeypatch.setenv("LOAD_CHKPT_FILE", "")
-    monkeypatch.setattr(sys, "argv", [str(script), *words, *ours, str(tmp_path / "w")])
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    try:
-        runpy.run_path(str(script), run_name="__main__")
-    except SystemExit as stop:
-        assert not stop.code, capsys.readouterr().err
-    facts = json.loads(capsys.readouterr().out)
-    assert facts["settings"]["training"]["precision"] == "bf16" and facts["train_samples"] == 32
-    assert (tmp_path / "model-chkpt.pt").is_file() and (tmp_path / "logs" / "worker-0.log").is_file()
-
-
 def test_recipe_shows_progress_before_the_first_line_of_its_log(call, monkeypatch):
     def slow(*_, **__):
         time.sleep(2)
@@ -193,43 +167,3 @@ def test_guides_variables_are_defaults_and_absent_shards_are_named(call, monkeyp
     monkeypatch.setenv("WDS_VAL_DIR", "/none")
     code, _, err = call("recipe", "resnet50", "--device", "cpu")
     assert code == 2 and "give gs://bucket/train-000000.tar as it is" in err
-
-
-@pytest.mark.soak
-@pytest.mark.slow
-def test_resnet50_ten_random_kills_end_with_the_same_bits(shards, tmp_path, monkeypatch):
-    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
-    longer = settings_of(shards, {"epochs": 150}, width=2)
-    whole = train_resnet50(Workspace(tmp_path / "whole"), longer, emit=str)
-    words = [
-        "--num_epochs",
-        "150",
-        "--batch_size",
-        "8",
-        "--test_set_batch_size",
-        "4",
-        "--num_workers",
-        "2",
-        "--log_steps",
-        "1",
-        "--width",
-        "2",
-        "--classes",
-        "3",
-        "--image-size",
-        "16",
-        "--device",
-        "cpu",
-        "--threads",
-        "1",
-        "--json",
-    ]
-    script, training = ROOT / "recipes" / "test_train_mp_wds_cifar.py", longer.training
-    words += ["--lr", str(training.lr), "--weight-decay", str(training.weight_decay), "--warmup", str(training.warmup)]
-    places = ["--wds_traindir", shards[0], "--wds_testdir", shards[1], "--workspace", tmp_path / "killed"]
-    result, kills = result_after_kills([sys.executable, script, *words, *map(str, places)], tmp_path)
-    assert kills >= 3 and result["exact"] and result["accuracy"] == whole["accuracy"]
-    killed, expected = weights_of(Workspace(tmp_path / "killed")), weights_of(Workspace(tmp_path / "whole"))
-    assert all(torch.equal(value, killed[name]) for name, value in expected.items())
-    losses = [[(one["train_loss"], one["val_loss"]) for one in facts["history"]] for facts in (result, whole)]
-    assert losses[0] == losses[1]

@@ -1,6 +1,5 @@
 """Settings of recipe sdce: the guide's flags and YAML keys, which of them wins, and what is refused."""
 
-import shlex
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -11,23 +10,10 @@ from cyclopts import CycloptsError
 from ml_factory import cli
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.recipes import sdce_run
-from ml_factory.recipes.run import check_number_of_hosts, is_writing_process, root_of_output, tpu_host
+from ml_factory.recipes.run import is_writing_process, root_of_output, tpu_host
 from ml_factory.recipes.sdce_run import SdceSettings, batch_arithmetic, sdce_settings
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
-# Every command of the guide that trains, as it stands there.
-COMMANDS = """
-train.py --base_model gpt2 --surrogate_model Qwen/Qwen3-0.6B --dataset wikitext --dataset_config wikitext-2-raw-v1 --batch_size 4 --learning_rate 1e-4 --num_epochs 3
-train.py --base_model gpt2 --surrogate_model Qwen/Qwen3-0.6B --dataset wikitext --dataset_config wikitext-2-raw-v1
-train.py --device tpu --tpu_cores 8 --base_model gpt2 --surrogate_model Qwen/Qwen3-0.6B --mixed_precision bf16 --dataset wikitext --dataset_config wikitext-2-raw-v1
-train.py --device tpu --tpu_cores 8 --tpu_num_hosts 4 --base_model gpt2 --surrogate_model Qwen/Qwen3-0.6B --mixed_precision bf16 --dataset wikitext --dataset_config wikitext-2-raw-v1
-train.py --standard_training --base_model gpt2 --dataset wikitext
-train.py --config config.yaml
-train.py --config config_tinyllama_tpuv4.yaml
-train.py --config config.yaml --device tpu --tpu_cores 8 --tpu_num_hosts 4
-train.py --surrogate_k 30 --probability_threshold 0.02 --surrogate_loss_weight_initial 1.0 --surrogate_loss_weight_final 0.0
-train.py --mixed_precision bf16 --gradient_checkpointing --init_from_scratch --loss_type kl
-""".strip().splitlines()  # noqa: E501 - lines of the guide
 
 
 @pytest.fixture
@@ -42,18 +28,6 @@ def given(monkeypatch):
         return seen[-1]
 
     return settings_of
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("dashes", [False, True])
-def test_recipe_sdce_takes_each_command_of_the_guide(command, dashes, given):
-    words = shlex.split(command)[1:]
-    settings = given([word.replace("_", "-") if dashes and word.startswith("--") else word for word in words])
-    expected = {name.removeprefix("--"): value for name, value in zip(words, [*words[1:], ""], strict=True)}
-    for name, value in expected.items():
-        if hasattr(settings, name) and not value.startswith("--") and value:
-            assert str(getattr(settings, name)) in (value, str(float(value) if "e-" in value else value))
-    assert settings.needs_surrogate is ("--standard_training" not in words)
 
 
 def test_sdce_settings_defaults_are_those_of_the_guide():
@@ -166,11 +140,3 @@ def test_sdce_relative_output_of_a_worker_lies_in_its_bucket(monkeypatch):
     assert root_of_output("gs://other/x") == "gs://other/x" and root_of_output("/tmp/x") == "/tmp/x"
     with pytest.raises(SettingsError, match="leads out of the bucket"):
         root_of_output("../x")
-
-
-def test_sdce_two_numbers_of_hosts_are_refused(monkeypatch):
-    monkeypatch.setenv("TPU_PROCESS_COUNT", "4")
-    check_number_of_hosts(4)
-    check_number_of_hosts(1)
-    with pytest.raises(SettingsError, match=r"Two numbers of hosts \[tpu_num_hosts\]\. got 2, wanted 4"):
-        check_number_of_hosts(2)

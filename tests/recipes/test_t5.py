@@ -1,7 +1,7 @@
 """recipe t5: generation, scores; trained, killed, resumed to the same bits, evaluated, written."""
 
-import json
 import runpy
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from ml_factory.checkpoints.phase import PhaseCheckpoints
+from ml_factory.recipes import run as recipe_run
 from ml_factory.recipes import t5
 from ml_factory.recipes.labelled_text import made_up_texts
 from ml_factory.recipes.t5 import T5Settings, run_t5
 from ml_factory.storage.workspace import Workspace
 from ml_factory.training.spec import TrainSpec
-from tests.recipes.kills import result_after_kills
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = ROOT.parent / "shared" / "data" / "text"
@@ -74,38 +75,10 @@ def test_padding_changes_no_loss(network):
     assert float(t5.label_loss(network, (tokens, labels, torch.zeros(1)))[0]) == 0
 
 
-def die_at(call: int, monkeypatch):
-    """Make the loss fail at its nth call, as a machine that vanishes."""
-    calls, real = [], t5.label_loss
-
-    def dying(network, batch):
-        calls.append(1)
-        if len(calls) == call:
-            raise KeyboardInterrupt
-        return real(network, batch)
-
-    monkeypatch.setattr(t5, "label_loss", dying)
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """An uninterrupted run."""
     return trained(tmp_path_factory.mktemp("whole"), settings_of())
-
-
-def test_killed_in_mid_epoch_and_resumed_equals_uninterrupted_to_the_bit(whole, tmp_path, monkeypatch):
-    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
-    for call in (4, 9):  # in the first epoch, and in the second
-        with monkeypatch.context() as patched:
-            die_at(call, patched)
-            with pytest.raises(KeyboardInterrupt):
-                trained(tmp_path, settings_of())
-    resumed = trained(tmp_path, settings_of())
-    assert resumed["resumed_step"] and resumed["exact"] and not resumed["inexact"]
-    ours, theirs = weights_of(resumed), weights_of(whole)
-    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
-    assert resumed["interval"] == whole["interval"]
-    assert trained(tmp_path, settings_of()) == json.loads(json.dumps(resumed))  # finished before
 
 
 def test_run_learns_and_writes_predictions_results_and_pictures(whole):
@@ -128,8 +101,13 @@ def test_trained_model_by_path_is_the_start_of_another_training(whole, tmp_path)
     assert again["accuracy"] == whole["accuracy"] and again["length"] == whole["length"]
 
 
-def test_early_stop_keeps_the_best_epoch(tmp_path):
-    facts = trained(tmp_path, settings_of(made_up=60, epochs=12, lr=0.3, patience=1))
+def test_early_stop_keeps_the_best_epoch_and_no_kill_after_it_trains_again(tmp_path, monkeypatch):
+    given = settings_of(made_up=60, epochs=12, lr=0.3, patience=1)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(PhaseCheckpoints, "remove_files", lambda phase: signal.raise_signal(signal.SIGINT))
+        trained(tmp_path, given)
+    monkeypatch.setattr(recipe_run, "run_training_loop", None)
+    facts = trained(tmp_path, given)
     losses = [one["val_loss"] for one in facts["history"]]
     assert facts["stopped_early"] and losses[facts["best_epoch"] - 1] == min(losses) and len(losses) < 12
 
@@ -153,21 +131,6 @@ def test_guides_command_names_the_file_it_wants_and_trains_with_one(monkeypatch,
     monkeypatch.setattr(t5, "run_t5", lambda place, settings, **more: seen.append(settings) or {})
     assert call("--data", "tweets.tsv", "--model", "t5-base", "--batch_size", "8", "--accumulate=4")[0] == 0
     assert (seen[0].data, seen[0].model, seen[0].training.accumulate) == ("tweets.tsv", "t5-base", 4)
-
-
-@pytest.mark.soak
-@pytest.mark.slow
-def test_ten_random_kills_end_with_the_same_bits(tmp_path, monkeypatch):
-    longer = ["--num_epochs", "25", "--batch_size", "16", "--learning_rate", "0.003", "--patience", "0", "--vocabulary",
-              "120", "--max_length", "32", "--device", "cpu", "--precision", "fp32", "--threads", "1",
-              "--save_seconds", "0", "--fake_data", "--json"]  # fmt: skip
-    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
-    words = [sys.executable, ROOT / "recipes" / "run_train_test.py", *longer, "--workspace"]
-    result, kills = result_after_kills([*map(str, words), str(tmp_path / "killed")], tmp_path)
-    whole = trained(tmp_path / "whole", settings_of(2000, epochs=25, eval_batch=256, log_steps=50))
-    assert kills >= 3 and result["exact"]
-    theirs = weights_of(whole)
-    assert all(torch.equal(value, theirs[name]) for name, value in weights_of(result).items())
 
 
 def write_lines(path: Path) -> Path:

@@ -36,14 +36,15 @@ def test_join_vocabularies_maps_both_ways_and_counts_share():
     join.check("base", "surrogate")
 
 
-def test_join_vocabularies_start_of_word_differs_from_inside():
-    join = join_vocabularies(tokenizer("Ġa", "a"), tokenizer("▁a", "b"))
-    assert join.surrogate_of_base.tolist() == [0, 1, -1]
-
-
-def test_join_vocabularies_special_tokens_match_no_text():
-    join = join_vocabularies(tokenizer("a", "Ġb", "<pad>"), tokenizer("a", "▁b", specials=("<eos>", "<pad>")))
-    assert join.surrogate_of_base.tolist() == [0, 2, 3, -1]
+@pytest.mark.parametrize(
+    ("base", "surrogate", "wanted"),
+    [
+        (("Ġa", "a"), tokenizer("▁a", "b"), [0, 1, -1]),  # the start of a word is not its inside
+        (("a", "Ġb", "<pad>"), tokenizer("a", "▁b", specials=("<eos>", "<pad>")), [0, 2, 3, -1]),
+    ],
+)
+def test_join_vocabularies_matches_no_other_text_and_no_special_token(base, surrogate, wanted):
+    assert join_vocabularies(tokenizer(*base), surrogate).surrogate_of_base.tolist() == wanted
 
 
 def test_join_vocabularies_with_less_than_half_matched_is_refused_with_share():

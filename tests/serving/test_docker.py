@@ -1,7 +1,4 @@
-"""Dockerfiles: their instructions, and the steps of the service's image run without a Docker daemon.
-
-The images themselves are not built here.
-"""
+"""The Dockerfile: its instructions, and the steps of the image run without a Docker daemon; it is not built here."""
 
 import json
 import os
@@ -22,90 +19,64 @@ from ml_factory.storage.workspace import Workspace
 from tests.contract.test_environments import packages_of
 
 ROOT = Path(__file__).resolve().parents[2]
-SERVICE, FUNCTION = ROOT / "deploy" / "docker" / "Dockerfile", ROOT / "deploy" / "lambda" / "Dockerfile"
+SERVICE = ROOT / "deploy" / "docker" / "Dockerfile"
 WORDS = {"FROM", "COPY", "RUN", "ARG", "ENV", "USER", "WORKDIR", "EXPOSE", "HEALTHCHECK", "CMD", "ENTRYPOINT"}
 
 
-def instructions(path: Path) -> list[tuple[str, str]]:
+def instructions() -> list[tuple[str, str]]:
     """Return (word, rest) of every instruction, one a line."""
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+    lines = [line for line in SERVICE.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
     found = [tuple(line.split(" ", 1)) for line in lines]
     assert {word for word, _ in found} <= WORDS
     return found
 
 
-def last_stage(path: Path) -> list[tuple[str, str]]:
-    found = instructions(path)
+def last_stage() -> list[tuple[str, str]]:
+    found = instructions()
     first = max(number for number, (word, _) in enumerate(found) if word == "FROM")
     return found[first:]
 
 
-def sources(path: Path) -> list[str]:
-    """Return what is copied from the context."""
-    copies = [shlex.split(rest) for word, rest in instructions(path) if word == "COPY" and "--from" not in rest]
-    return [source for words in copies for source in words[:-1]]
-
-
-def is_in_context(name: str) -> bool:
-    """True where .dockerignore, which excludes everything at first, brings this path back."""
-    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+def test_dockerfile_copies_files_that_exist_and_are_in_context():
+    copies = [shlex.split(rest) for word, rest in instructions() if word == "COPY" and "--from" not in rest]
+    default = dict(rest.split("=") for word, rest in instructions() if word == "ARG")["BUNDLE"]
+    everything, *lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line[0] != "#"]
     back = [line[1:] for line in lines if line.startswith("!")]
-    assert "**" in lines and back
-    return any(Path(name).match(pattern) or name == pattern for pattern in back)
-
-
-@pytest.mark.parametrize("path", [SERVICE, FUNCTION], ids=["service", "lambda"])
-def test_dockerfile_copies_files_that_exist_and_are_in_context(path):
-    found = sources(path)
-    assert "ml_factory" in found and "${BUNDLE}" in found
+    found = [source for words in copies for source in words[:-1]]
+    assert {"ml_factory", "${BUNDLE}", "requirements/locked/image.txt"} <= set(found) and everything == "**"
     for name in found:
-        if name == "${BUNDLE}":
-            name = dict(rest.split("=") for word, rest in instructions(path) if word == "ARG")["BUNDLE"]
-        else:
-            assert (ROOT / name).exists(), name
-        assert is_in_context(name), name
+        assert name == "${BUNDLE}" or (ROOT / name).exists(), name
+        assert any(Path(default if name == "${BUNDLE}" else name).match(pattern) for pattern in back), name
 
 
 def test_dockerfile_of_service_runs_as_other_user_with_health_check_and_without_build_tools():
-    stage = last_stage(SERVICE)
+    stage = last_stage()
     (user,) = [rest for word, rest in stage if word == "USER"]
     assert user.isdigit() and int(user) > 0
     assert [word for word, _ in stage].index("USER") < [word for word, _ in stage].index("CMD")
     (port,) = [rest for word, rest in stage if word == "EXPOSE"]
     environment = dict(one.split("=", 1) for word, rest in stage if word == "ENV" for one in shlex.split(rest))
-    assert environment["PORT"] == port
+    assert environment["PORT"] == port == "8080" and environment["AWS_LWA_READINESS_CHECK_PATH"] == "/health"
     (check,) = [rest for word, rest in stage if word == "HEALTHCHECK"]
     compile(json.loads(check.split("CMD ")[1])[-1], "health check", "exec")
     assert "/health" in check
+    words = shlex.split(json.loads(next(rest for word, rest in stage if word == "CMD"))[-1])
+    arguments = cli.app[words[words.index("ml_factory") + 1]].assemble_argument_collection()
+    assert {word for word in words if word.startswith("--")} <= {name for one in arguments for name in one.names}
     runs = " ".join(rest for word, rest in stage if word == "RUN")
     assert not re.search(r"\b(apt|apt-get|gcc|build-essential|pip|make|curl)\b", runs)
     assert stage[0][1].split()[0].endswith("-slim-bookworm")
 
 
-@pytest.mark.parametrize("path", [SERVICE, FUNCTION], ids=["service", "lambda"])
-def test_dockerfile_installs_locked_packages_of_extra_serve_by_hash_without_pyarrow_and_scipy(path):
-    (install,) = [rest for word, rest in instructions(path) if word == "RUN" and " install " in rest]
+def test_dockerfile_installs_locked_packages_of_extra_serve_by_hash_without_pyarrow_and_scipy():
+    (install,) = [rest for word, rest in instructions() if word == "RUN" and " install " in rest]
     assert {"--require-hashes", "--no-deps", "--only-binary=:all:"} <= set(shlex.split(install))
-    assert install.endswith("-r /build/image.txt") and "requirements/locked/image.txt" in sources(path)
+    assert install.endswith("-r /build/image.txt")
     lock = (ROOT / "requirements" / "locked" / "image.txt").read_text(encoding="utf-8")
-    here = {
-        one.name for one in map(Requirement, re.findall(r"^(\w\S*==.*) \\$", lock, re.MULTILINE)) if _is_for_linux(one)
-    }
+    listed = map(Requirement, re.findall(r"^(\w\S*==.*) \\$", lock, re.MULTILINE))
+    here = {one.name for one in listed if one.marker is None or one.marker.evaluate()}
     assert here == packages_of("base", "serve") - {"pyarrow", "scipy"}
     assert here.isdisjoint({"torch", "xgboost", "matplotlib", "scikit-learn", "pyarrow", "scipy"})
-
-
-def _is_for_linux(package: Requirement) -> bool:
-    return package.marker is None or package.marker.evaluate()
-
-
-def test_dockerfile_of_service_gives_serve_options_that_it_has():
-    (command,) = [json.loads(rest) for word, rest in last_stage(SERVICE) if word == "CMD"]
-    words = shlex.split(command[-1])
-    arguments = cli.app[words[words.index("ml_factory") + 1]].assemble_argument_collection()
-    options = {name for argument in arguments for name in argument.names}
-    assert {word for word in words if word.startswith("--")} <= options
-    assert words[words.index("--port") + 1] == "$PORT" and words[words.index("--host") + 1] == "0.0.0.0"
 
 
 @pytest.mark.soak
@@ -126,7 +97,7 @@ def test_steps_of_service_image_build_environment_and_serve_with_healthy_answer(
             text = re.sub(rf"(?<![\w.]){name}\b", place, text)
         return text
 
-    for word, rest in instructions(SERVICE):
+    for word, rest in instructions():
         if word == "COPY" and "--from" not in rest:
             *given, target = shlex.split(moved(rest))
             for source in given:
@@ -136,7 +107,7 @@ def test_steps_of_service_image_build_environment_and_serve_with_healthy_answer(
             environment |= dict(one.split("=", 1) for one in shlex.split(moved(rest)))
         elif word == "RUN" and "useradd" not in rest:
             subprocess.run(["/bin/sh", "-c", moved(rest)], env=environment, cwd=tmp_path, check=True)
-    found = dict(last_stage(SERVICE))
+    found = dict(last_stage())
     environment["PORT"] = str(port)
     check = [moved(one) for one in json.loads(found["HEALTHCHECK"].split("CMD ")[1])]
     command = [moved(one) for one in json.loads(found["CMD"])]

@@ -42,27 +42,6 @@ def test_feeds_of_two_symbols_answer_each_bar_as_batch(client, made):
         assert len(rows) - first - len(known) <= 1  # the batch may give the last bar, which the feed has not closed
 
 
-def test_feed_answers_doubled_bars_again_and_refuses_impossible_ones_unchanged(client, made):
-    bars, feed, place = made.bars["DEMO"], FeedClient(client, "odd"), HISTORY
-    feed.push("DEMO", bars.iloc[:HISTORY])
-    while not (reply := feed.push("DEMO", bars.iloc[place : place + 1]))["answers"]:
-        place += 1
-    again = reply | {"repeated": 1, "repeated_answers": 1}
-    one = bars.iloc[place + 1 : place + 2]
-    for wrong, named in (
-        (bars.iloc[place : place + 1].assign(high=lambda frame: frame["high"] + 1), "Bars overlap"),
-        (bars.iloc[[place + 2, place + 1]], "out of order"), (one.assign(high=1.0), "high is not the highest"),
-        (one.drop(columns="close"), "Missing column 'close'"), (one.assign(close="much"), "close"),
-        (one.assign(timestamp="then"), "timestamp cannot be read"), (one.assign(volume=-1.0), "volume is negative"),
-    ):  # fmt: skip
-        assert named in feed.push("DEMO", wrong)["message"], named
-        assert feed.push("DEMO", bars.iloc[place : place + 1]) == again
-    assert "ES" in feed.push("ES", one)["message"]
-    overlapping = feed.push("DEMO", bars.iloc[place : place + 30])
-    assert overlapping["repeated"] == 1
-    check_answers(overlapping["answers"], wanted_answers(made, "DEMO", "xgboost", bars.iloc[: place + 30]))
-
-
 def test_feeds_of_other_names_are_separate_and_wrong_names_and_first_bars_make_none(client, made):
     first, second = made.bars["MES"].iloc[:100], made.bars["MES"].iloc[100:101]
     assert FeedClient(client, "left").push("MES", first)["repeated"] == 0

@@ -1,7 +1,7 @@
 """serve --follow: a file that grows, is replaced, torn, or of another market; killed and started again."""
 
 import json
-import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -145,17 +145,13 @@ def test_followed_file_that_stays_torn_or_absent_is_refused_and_waited_for_at_fi
     assert list(followed.poll())
 
 
-def test_followed_file_answers_again_what_was_not_taken_after_kill_also_with_another_bundle(
-    made, served, opened, tmp_path
-):
+def test_followed_file_answers_again_what_was_not_taken_after_kill(made, served, opened, tmp_path):
     bars, path = made.bars["DEMO"].head(8960), tmp_path / "bars.parquet"
     write(bars.head(8900), path)
     assert list(opened(path).poll()) == []
     write(bars, path)
     killed = opened(path).poll()
     taken = [next(killed) for _ in range(4)]
-    other = ServedBundle(made.load("DEMO", "linear"))
-    elsewhere = FollowedFile(path, other, shutil.copytree(tmp_path / "state", tmp_path / "copy"), live=False)
     again = opened(path)
     stopped = again.poll()
     assert next(stopped) == taken[0]
@@ -164,31 +160,37 @@ def test_followed_file_answers_again_what_was_not_taken_after_kill_also_with_ano
     assert answers[:4] == taken and list(again.poll()) == []
     check_answers(answers, expected(served.bundle, bars, 8900))
     assert list(opened(path).poll()) == []
-    answers = list(elsewhere.poll())
-    check_answers(answers, expected(other.bundle, bars, 8900))
-    assert {one["bundle"] for one in answers} == {other.id}
 
 
-def test_followed_csv_reads_what_was_appended_and_its_context_alone(made, served, opened, tmp_path, monkeypatch):
-    bars, path, sizes, read = made.bars["DEMO"], tmp_path / "bars.csv", [], follow.read_bars_table
+def test_followed_csv_that_grows_while_it_is_read_is_read_from_its_context_on(
+    made, served, opened, tmp_path, monkeypatch
+):
+    bars, path, sizes, answers, read = made.bars["DEMO"], tmp_path / "bars.csv", [], [], follow.read_bars_table
     monkeypatch.setattr(follow, "_CONTEXT", 1000)
+    lines = bars.to_csv(index=False, header=False).splitlines(True)
 
-    def measured(where, *, copy):
+    def append_and_read(where, *, copy):
+        """Read what the poll copied, while the next line is written in two halves."""
         sizes.append(copy.stat().st_size)
-        return read(where, copy=copy)
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(lines[end][:-20])
+            file.flush()
+            table = read(where, copy=copy)
+            file.write(lines[end][-20:])
+        return table
 
-    monkeypatch.setattr(follow, "read_bars_table", measured)
+    monkeypatch.setattr(follow, "read_bars_table", append_and_read)
     write(bars.head(8900), path)
-    followed, answers = opened(path), []
+    followed, end = opened(path), 8900
     assert list(followed.poll()) == []
     for end in (8901, 8920, 8930):
         append(bars.iloc[len(pd.read_csv(path)) : end], path)
         answers += followed.poll()
     assert sizes[0] > 400_000 and all(size < 3000 for size in sizes[1:])
-    changed = bars.head(8950)
-    changed.to_csv(path, index=False)  # written over in place, by a longer one with the same bars
+    monkeypatch.undo()
+    bars.head(8950).to_csv(path, index=False)  # written over in place, by a longer one with the same bars
     answers += followed.poll()
-    check_answers(answers, expected(served.bundle, changed, 8900))
+    check_answers(answers, expected(served.bundle, bars.head(8950), 8900))
 
 
 def test_followed_parquet_with_decimals_dates_and_unnamed_time_index_is_answered(made, served, opened, tmp_path):
@@ -205,34 +207,7 @@ def test_followed_parquet_with_decimals_dates_and_unnamed_time_index_is_answered
     check_answers(list(followed.poll()), expected(served.bundle, bars, 8900))
 
 
-def test_followed_csv_that_grows_during_each_read_answers_the_rows_that_were_read(
-    made, served, opened, tmp_path, monkeypatch
-):
-    bars, path, answers, end = made.bars["DEMO"], tmp_path / "bars.csv", [], 8900
-    write(bars.head(end), path)
-    followed, read = opened(path), follow.read_bars_table
-    assert list(followed.poll()) == []
-
-    def append_and_read(path, *, copy):
-        nonlocal end
-        lines = bars.iloc[end : end + 10].to_csv(index=False, header=False)
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(lines[:-20])  # the last line half
-            file.flush()
-            table = read(path, copy=copy)
-            file.write(lines[-20:])
-        end += 10
-        return table
-
-    monkeypatch.setattr(follow, "read_bars_table", append_and_read)
-    append(bars.iloc[end : end + 10], path)
-    end += 10
-    for _ in range(4):
-        answers += list(followed.poll())
-    check_answers(answers, expected(served.bundle, bars.head(8940), 8900))
-
-
-def test_serve_follow_killed_and_started_again_prints_every_answer(made, tmp_path):
+def test_serve_follow_killed_and_started_again_prints_every_answer_and_ends_quietly(made, tmp_path):
     bars, path = made.bars["DEMO"], tmp_path / "bars.csv"
     write(bars.head(8900), path)
     words = ["serve", made.bundles["DEMO", "xgboost"], "--follow", path, "--json", "--no-clock"]
@@ -250,6 +225,9 @@ def test_serve_follow_killed_and_started_again_prints_every_answer(made, tmp_pat
                     time.sleep(0.1)
                     whole = Path(out.name).read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
                     new = sum(json.loads(line)["known_at"] not in lines for line in whole)
+                if number:
+                    process.send_signal(signal.SIGINT)
+                    assert process.wait(60) == 0 and process.stderr.read() == ""
             finally:
                 process.kill()
                 process.wait()

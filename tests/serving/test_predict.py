@@ -2,11 +2,9 @@
 
 import json
 import re
-import signal
 import socket
 import subprocess
 import sys
-from contextlib import suppress
 
 import pandas as pd
 import pytest
@@ -14,7 +12,7 @@ from pydantic import ValidationError
 
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.metrics import PROBABILITIES as P
-from ml_factory.serving.app import KEY_VARIABLE, _listen, check_service_address, parse_api_key
+from ml_factory.serving.app import KEY_VARIABLE, check_service_address, parse_api_key
 from ml_factory.serving.schemas import PredictRequest
 from tests.serving.conftest import ROOT, columns_of, list_of, running_server
 
@@ -120,37 +118,6 @@ def test_requests_that_name_another_host_are_refused(client, server):
         assert client.get("/info", headers=headers).status_code == status, headers
 
 
-def test_server_finishes_request_in_flight_before_it_stops(made):
-    with running_server(made.bundles["DEMO", "xgboost"]) as server:
-        address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
-        body = json.dumps({"bars": columns_of(made.bars["DEMO"]), "live": False}).encode()
-        head = "POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        head += f"Content-Length: {len(body)}\r\n\r\n"
-        with socket.create_connection(address, timeout=60) as sender:
-            sender.sendall(head.encode() + body[:-100])
-            with server.client() as other:
-                assert other.get("/health").status_code == 200
-            server.process.send_signal(signal.SIGTERM)
-            sender.sendall(body[-100:])
-            received = b""
-            while piece := sender.recv(1 << 16):
-                received += piece
-        assert received.startswith(b"HTTP/1.1 200") and b'"p_long":' in received
-        assert server.process.wait(60) == 0
-
-
-def test_body_beyond_limit_is_refused_with_413(server):
-    address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
-    head, piece = b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\n", b"200000\r\n" + b" " * 0x200000 + b"\r\n"
-    for kind, pieces in ((b"Content-Length: 99999999\r\n\r\n", 0), (b"Transfer-Encoding: chunked\r\n\r\n", 5)):
-        with socket.create_connection(address, timeout=60) as sender:
-            sender.sendall(head + kind)
-            with suppress(OSError):  # refused before everything was sent
-                for _ in range(pieces):
-                    sender.sendall(piece)
-            assert sender.recv(12) == b"HTTP/1.1 413"
-
-
 @pytest.mark.parametrize("text", ["two words", "two\nlines", "a\tb", "schl\u00fcssel", "a\x00b"])
 def test_api_key_that_no_header_holds_is_refused_in_one_line_without_showing_it(text):
     assert [parse_api_key(given) for given in ("abc123\n", " abc123\r\n", "\n")] == ["abc123", "abc123", ""]
@@ -204,8 +171,3 @@ def test_serve_help_loads_no_server(made):
     )
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, cwd=ROOT, check=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "[]"
-
-
-def test_connections_to_the_server_are_answered_without_the_delay_of_nagle():
-    with _listen("127.0.0.1", 0) as listener:
-        assert listener.proto == socket.IPPROTO_TCP  # asyncio turns the delay off on such sockets alone

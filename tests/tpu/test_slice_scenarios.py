@@ -106,7 +106,8 @@ def test_dry_run_prints_commands_of_real_run_and_calls_nothing(play):
     one = play({})
     one.open(dry_run=True).setup()
     printed = [line for line in one.lines if line.startswith("gcloud ")]
-    assert one.calls() == []
+    assert one.calls() == [] and "COMMAND: python recipes/train.py --config config.yaml --device tpu" in one.lines
+    assert f"CONFIG: {one.folder / 'code' / 'recipes' / 'config_tinyllama_tpuv4.yaml'}" in one.lines
     one.open().setup()
     real = {tuple(call["words"][:4]) for call in one.calls()} - {("compute", "tpus", "tpu-vm", "describe")}
     assert {tuple(line.split()[1:5]) for line in printed} == real

@@ -65,14 +65,6 @@ def test_tpu_waits_no_longer_than_hours(tpu):
     assert code == 0 and "WAITING" in out and one.count("queued-resources create") == 1
 
 
-def test_tpu_dry_run_prints_and_calls_nothing(tpu):
-    one, run = tpu({})
-    code, out, err = run("setup", "--dry-run")
-    assert code == 0 and out.count("gcloud ") >= 8 and one.calls() == [] and err == ""
-    assert "COMMAND: python recipes/train.py --config config.yaml --device tpu" in out
-    assert f"CONFIG: {one.folder / 'code' / 'recipes' / 'config_tinyllama_tpuv4.yaml'}" in out
-
-
 def test_tpu_setup_packs_the_guides_config_with_the_bucket(tpu):
     one, run = tpu({"request": ["ACTIVE"]})
     assert run("setup")[0] == 0

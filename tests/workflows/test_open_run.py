@@ -28,7 +28,9 @@ def test_predictions_and_explanation_of_older_run_ignore_newer_run(prepared):
     assert (printed[second.run_id][0] == newest).all()
     assert all(abs(one - other).max() > 1e-3 for one, other in zip(*printed.values(), strict=True))
     for ask in (pipeline.load_predictions, pipeline.predict, pipeline.explain):
-        with pytest.raises(NotPreparedError, match="run_id train-tft-h5-nobody"):
+        with pytest.raises(
+            NotPreparedError, match=rf"got train-tft-h5-nobody.*wanted one of {first.run_id}, {second.run_id}"
+        ):
             ask(prepared, "DEMO", 5, "tft", run="train-tft-h5-nobody")
 
 
