@@ -101,10 +101,10 @@ format: setup  ## let ruff mend what it can
 notebooks: setup  ## the notebooks: each alone, by papermill and nbval, killed and run again
 	@$(PY) -m pytest $(SPREAD) -m notebooks $(ARGS)
 
-bench:  ## benchmarks beside their peers, one JSON line a measurement; BENCH=pipeline for one, ARGS='--rows 500000'
+bench:  ## benchmarks beside their peers: one JSON line a measurement, then tables; BENCH=pipeline for one, ARGS='--rows 500000'
 	@$(has_python)
 	@$(call environment,.venv-bench,locked/dev bench)
-	@for name in $$BENCH; do .venv-bench/bin/python -m benchmarks.$$name $(ARGS) || exit 1; done
+	@.venv-bench/bin/python -m benchmarks $$BENCH -- $(ARGS)
 
 matrix:  ## the notebooks on other versions: Python 3.11 to 3.13, and what Colab has; ROWS=3.13-colab for one
 	@sh .ci/matrix

@@ -162,18 +162,6 @@ def random_market(seed: int, rows: int, *, tick: float = 0.25, step: float = 4.0
     return bars.assign(known_at=known_at, contract=np.searchsorted(cuts, np.arange(rows)))
 
 
-def without_some_bars(seed: int, bars: pd.DataFrame) -> pd.DataFrame:
-    """The bars without the last ones of some sessions, and without an hour and more inside some."""
-    rng, keep = np.random.default_rng([seed, 3]), np.ones(len(bars), bool)
-    for first in range(0, len(bars), 276):
-        if rng.random() < 0.5:
-            keep[first + 276 - rng.integers(1, 4) : first + 276] = False
-        if rng.random() < 0.5:
-            hole = first + rng.integers(20, 250)
-            keep[hole : hole + rng.integers(11, 16)] = False  # 55 to 75 minutes; a hole is more than 60
-    return bars[keep]
-
-
 def random_forecasts(seed: int, bars: pd.DataFrame, share: float = 0.5) -> pd.DataFrame:
     """Forecasts without an edge for a share of the bars, with barriers."""
     rng = np.random.default_rng([seed, 1])

@@ -69,7 +69,7 @@ def compare(name: str, rows: int, columns: int, rounds: int, repeats: int) -> No
     }, repeats)  # fmt: skip
     wall, cpu = (digits(median_ratio(runs["blocks"], runs["straight"], clock), 3) for clock in ("wall", "cpu"))
     print_json(
-        benchmark="boosters.blocks", model=name, rows=len(train[0]), columns=columns, rounds=rounds,
+        bench="boosters.blocks", model=name, rows=len(train[0]), columns=columns, rounds=rounds,
         **seconds(runs["blocks"]), times_straight_wall=wall, times_straight_cpu=cpu, wanted="at most 1.05",
     )  # fmt: skip
 

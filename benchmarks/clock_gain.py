@@ -4,12 +4,11 @@
     python -m benchmarks.clock_gain --split test --workspace /tmp/clock   # keeps what was prepared and trained
 
 Each file is prepared and each model trained by `pipeline`, as a user does, with the defaults. One JSON line a file and
-model, then a table; gains in log loss, in nats, with 95 % intervals. Defaults are chosen on validation rows; test rows
-are read once.
+model, and one a model; gains in log loss, in nats, with 95 % intervals. Defaults are chosen on validation rows; test
+rows are read once.
 """
 
 import argparse
-import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -82,13 +81,6 @@ def evaluated(workspace: Workspace, data: PreparedDataset, model: str, split: st
     return line | {"rows": len(y), "best_epoch": int(result.best_epoch)}
 
 
-def table(lines: list[dict]) -> str:
-    """One line a file and model."""
-    shown = ["file", "model", "loss_prior", "loss_clock", "loss_clock_volatility", "loss", "gain_clock", "low", "high"]
-    shown += ["neutral_predicted", "neutral_observed", "ece"]
-    return pd.DataFrame(lines)[shown].to_string(index=False)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-root", type=Path, default=Path("../shared/data/bars"))
@@ -104,15 +96,14 @@ def main() -> None:
             workspace, data = prepared(chosen.workspace or Path(folder), chosen.data_root, name)
             for model in chosen.models:
                 found, taken = timed(lambda model=model: evaluated(workspace, data, model, chosen.split, settings))  # noqa: B023
-                line = {"benchmark": "clock_gain", "file": name, "model": model, "split": chosen.split, **found}
+                line = {"bench": "clock_gain", "file": name, "model": model, "split": chosen.split, **found}
                 lines.append(line | {"cpu_s": digits(taken.cpu, 3)})
                 print_json(**lines[-1])
-    print(table(lines))
     for model in chosen.models:
         gains = np.array([line["gain_clock"] for line in lines if line["model"] == model])
         highs = np.array([line["high"] for line in lines if line["model"] == model])
         facts = {"at_least_-0.002": int((gains >= -0.002).sum()), "wholly_below_0": int((highs < 0).sum())}
-        print(json.dumps({"model": model, "files": len(gains), "mean_gain": digits(gains.mean(), 3), **facts}))
+        print_json(bench="clock_gain mean", model=model, files=len(gains), mean_gain=digits(gains.mean(), 3), **facts)
 
 
 if __name__ == "__main__":

@@ -177,7 +177,7 @@ def main() -> None:
     if chosen.verdicts:
         for kind, seed in seeds_of_kinds:
             line, taken = timed(lambda kind=kind, seed=seed: verdict_of(kind, seed, chosen.models))
-            print_json(benchmark="verdict", market=kind, seed=seed, **line, cpu_s=digits(taken.cpu, 3))
+            print_json(bench="verdict", market=kind, seed=seed, **line, cpu_s=digits(taken.cpu, 3))
         return
     settings = dict(map(setting, chosen.set))
     for kind, seed in seeds_of_kinds:
@@ -186,7 +186,7 @@ def main() -> None:
             model = build_model(name, seed=seed, threads=chosen.threads, **settings)
             found, taken = timed(lambda rows=rows, model=model: evaluated(rows, model, chosen.split))
             facts = {"market": kind, "model": name, "seed": seed, "days": chosen.days, "split": chosen.split}
-            print_json(benchmark="edge", **facts, settings=settings, **found, cpu_s=digits(taken.cpu, 3))
+            print_json(bench="edge", **facts, settings=settings, **found, cpu_s=digits(taken.cpu, 3))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
+from benchmarks.measure import digits, print_json
 from ml_factory.cli import verbs
 
 LIMIT = 2.0
@@ -55,8 +56,8 @@ def main() -> None:
         for words in commands:
             seconds = statistics.median(cpu_seconds(words, folder) for _ in range(3))
             worst = max(worst, seconds)
-            print(f"{seconds:6.2f} s  python {' '.join(words)}")
-    print(f"{worst:6.2f} s  most, wanted under {LIMIT:.0f} s")
+            print_json(bench="first_word", cpu_s=digits(seconds, 3), command=f"python {' '.join(words)}")
+    print_json(bench="first_word", cpu_s=digits(worst, 3), command="most", wanted=f"under {LIMIT:.0f} s")
 
 
 if __name__ == "__main__":

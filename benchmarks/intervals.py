@@ -129,15 +129,13 @@ def main() -> None:
     parser.add_argument("--markets", nargs="*", choices=list(BARS_A_DAY), default=list(BARS_A_DAY))
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
-    table, started = [], time.process_time()
+    started = time.process_time()
     for forecast in chosen.forecasts:
         for regime in chosen.regimes:
             for (market, n), found in cells(chosen, forecast, regime):
                 about = {"market": market, "rows": n, "forecast": forecast, "regime": regime}
-                table.append(about | rates(found))
-                print_json(benchmark="intervals", series=chosen.series, **table[-1])
-    print_json(benchmark="intervals", cpu_s=digits(time.process_time() - started, 3))
-    print(pd.DataFrame(table).sort_values(["market", "rows"], kind="stable").to_string(index=False, na_rep="-"))
+                print_json(bench="intervals", series=chosen.series, **about, **rates(found))
+    print_json(bench="intervals", cpu_s=digits(time.process_time() - started, 3))
 
 
 if __name__ == "__main__":

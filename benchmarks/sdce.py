@@ -45,7 +45,7 @@ def losses(text: str, tokens: int, epochs: int, surrogate: str, surrogate_epochs
             return run_sdce(SdceSettings(**common | values), mirror="off", on_status=lambda line: None)
 
         first = trained("surrogate", base_model=surrogate, loss_type="standard", num_epochs=surrogate_epochs, seed=99)
-        print_json(measurement="sdce surrogate", loss=digits(first["loss"]),
+        print_json(bench="sdce surrogate", loss=digits(first["loss"]),
                     ngram_order=first["ngram_order"], ngram_loss=digits(first["ngram_loss"]))  # fmt: skip
         found: dict[str, list[float]] = {}
         for kind in KINDS:
@@ -53,14 +53,14 @@ def losses(text: str, tokens: int, epochs: int, surrogate: str, surrogate_epochs
                 trained(f"{kind}{seed}", surrogate_model=first["model"], loss_type=kind, seed=seed) for seed in SEEDS
             ]
             found[kind] = [run["loss"] for run in runs]
-            print_json(measurement=f"sdce {kind}", losses=[round(loss, 4) for loss in found[kind]],
+            print_json(bench=f"sdce {kind}", losses=[round(loss, 4) for loss in found[kind]],
                         mean=round(statistics.mean(found[kind]), 4))  # fmt: skip
     for kind in ("surrogate", "kl"):
         differences = [one - other for one, other in zip(found[kind], found["standard"], strict=True)]
         mean = statistics.mean(differences)
         half = STUDENT_2 * statistics.stdev(differences) / len(SEEDS) ** 0.5
         verdict = "helps" if mean + half < 0 else "harms" if mean - half > 0 else "no difference shown"
-        print_json(measurement=f"sdce {kind} minus standard", mean=round(mean, 4),
+        print_json(bench=f"sdce {kind} minus standard", mean=round(mean, 4),
                     low=round(mean - half, 4), high=round(mean + half, 4), verdict=verdict)  # fmt: skip
 
 
@@ -95,7 +95,7 @@ def speed(text: str, steps: int = 4) -> None:
         )
     counts = {name: sum(one.numel() for one in model.network.parameters()) for name, model in models.items()}
     rates = {name: round(steps * 16 * LENGTH / best(runs).wall) for name, runs in taken.items()}
-    print_json(measurement="sdce cache", weights=counts, tokens_per_s=rates, equal_bits=equal,
+    print_json(bench="sdce cache", weights=counts, tokens_per_s=rates, equal_bits=equal,
                 times_wall=digits(best(taken["online"]).wall / best(taken["cached"]).wall),
                 times_cpu=digits(best(taken["online"]).cpu / best(taken["cached"]).cpu))  # fmt: skip
 

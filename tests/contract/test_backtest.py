@@ -14,7 +14,6 @@ from benchmarks.backtest import (
     random_forecasts,
     random_market,
     vectorbt_run,
-    without_some_bars,
 )
 from ml_factory.errors import BarsError, SettingsError
 from ml_factory.evaluation.backtest import ContractSpec, CostSpec, TradingRule, contract_spec, run
@@ -165,6 +164,18 @@ def random_rule(rng: np.random.Generator) -> tuple[CostSpec, TradingRule, Contra
     )  # fmt: skip
     costs = CostSpec(float(rng.integers(0, 3)), float(rng.random()))
     return costs, rule, replace(ES, fee_rate=float(rng.choice([0, 1e-4])))
+
+
+def without_some_bars(seed: int, bars: pd.DataFrame) -> pd.DataFrame:
+    """The bars without the last ones of some sessions, and without an hour and more inside some."""
+    rng, keep = np.random.default_rng([seed, 3]), np.ones(len(bars), bool)
+    for first in range(0, len(bars), 276):
+        if rng.random() < 0.5:
+            keep[first + 276 - rng.integers(1, 4) : first + 276] = False
+        if rng.random() < 0.5:
+            hole = first + rng.integers(20, 250)
+            keep[hole : hole + rng.integers(11, 16)] = False  # 55 to 75 minutes; a hole is more than 60
+    return bars[keep]
 
 
 def assert_equals_plain_loop(seed: int) -> list[str]:
