@@ -119,9 +119,9 @@ def _read_parquet(path: Path, local: Path) -> pd.DataFrame:
 
 
 def _read_csv(path: Path, local: Path, head: bytes, delimiter: str | None, skip_bad: bool) -> pd.DataFrame:
-    encoding = next((name for mark, name in _TEXT_MARKS.items() if head.startswith(mark)), "utf-8")
     try:
         content = _read_gzip(path, local) if head[:2] == b"\x1f\x8b" else local.read_bytes()
+        encoding = next((name for mark, name in _TEXT_MARKS.items() if content.startswith(mark)), "utf-8")
         text = content.decode(encoding)
     except UnicodeDecodeError as error:
         got = f"byte {error.start} is not {encoding} text"

@@ -1,5 +1,6 @@
-"""Report on raw bars: findings with kind, severity and rows."""
+"""Report on raw bars: findings with kind, severity and rows, and the hash of the bars."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -113,3 +114,12 @@ def format_rows_with_times(rows: np.ndarray, stamps: Sequence | None = None, lim
     """Format rows as 'row 17 (2024-01-02 10:31:00+00:00)' or '12 rows, first 17 (…), 18 (…)'."""
     shown = [f"{row}" if stamps is None else f"{row} ({stamps[row]})" for row in np.asarray(rows)[:limit].tolist()]
     return f"row {shown[0]}" if len(rows) == 1 else f"{len(rows):,} rows, first {', '.join(shown)}"
+
+
+def hash_bars(bars: pd.DataFrame) -> str:
+    """Return the SHA-256 (hex) of the bars: times, columns and every value's bits, whatever file they are read from."""
+    digest = hashlib.sha256(",".join(bars.columns).encode())
+    # numbers: prices, volume, the code of a contract
+    for column in (bars.index.as_unit("ns").asi8, *(bars[name].to_numpy() for name in bars.columns)):
+        digest.update(np.ascontiguousarray(column))
+    return digest.hexdigest()

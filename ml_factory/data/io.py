@@ -28,7 +28,6 @@ def import_bars(
     symbol: str,
     spec: RawBarSpec | None = None,
     *,
-    market: MarketSpec | None = None,
     delimiter: str | None = None,
     roll: RollSpec | None = None,
     calendar: str | None = None,
@@ -44,15 +43,12 @@ def import_bars(
     source : a file (also gs://bucket/folder/file), or a table
     workspace, symbol : the destination
     spec : spelling of the bars
-    market : calendar, tick and length of bars; None: looked up or inferred
     delimiter : of a CSV
     roll : joins bars of several contracts to one series (`rolls.build_continuous_contract`); the file then also has
         `contract` and `chain` (for features)
     calendar : calendar for the rolls, if it is not to be looked up by symbol
     """
     spec, path = spec or RawBarSpec(), workspace.raw_bars(symbol)
-    if market is not None and spec.minutes is None:
-        spec = replace(spec, minutes=market.bar_minutes)
     where = "bars" if isinstance(source, pd.DataFrame) else source
     file = None if isinstance(source, pd.DataFrame) else resolve_bars_file(source)
     raw = source if file is None else read_bars_table(file, delimiter=delimiter, skip_bad=spec.skip_bad)
@@ -60,9 +56,9 @@ def import_bars(
     if spec.skip_bad:
         raw, skipped = drop_bad_rows(raw, spec, where)
     if roll is None:
-        bars, report = validate_bars(raw, spec, where=where, market=market, symbol=symbol, quality=spec.strict)
+        bars, report = validate_bars(raw, spec, where=where, symbol=symbol, quality=spec.strict)
     else:
-        bars, report = _join_contracts(raw, roll, spec, where, market, symbol, calendar)
+        bars, report = _join_contracts(raw, roll, spec, where, symbol, calendar)
     if files.is_file(path):
         _check_bar_length(path, report.minutes)
     path = workspace.raw_bars(symbol, report.minutes)
@@ -87,7 +83,6 @@ def _join_contracts(
     roll: RollSpec,
     spec: RawBarSpec,
     where: object,
-    market: MarketSpec | None,
     symbol: str,
     calendar: str | None,
 ) -> tuple[pd.DataFrame, BarReport]:
@@ -101,18 +96,20 @@ def _join_contracts(
     stamps = pd.DatetimeIndex(start_ns.astype("datetime64[ns]"), tz="UTC")
     table = pd.DataFrame({"timestamp": stamps, "contract": raw[named].astype(str).to_numpy()} | values)
     table = table.sort_values(["timestamp", "contract"], kind="stable").drop_duplicates().set_index("timestamp")
-    if market is None and calendar:
-        market = resolve_market_spec(symbol, calendar=calendar, bar_minutes=minutes)
-    joined, rolls = build_continuous_contract(
-        table, roll, market or resolve_market_spec(symbol, table, bar_minutes=minutes)
-    )
+    market = resolve_market_spec(symbol, None if calendar else table, calendar=calendar, bar_minutes=minutes)
+    joined, rolls = build_continuous_contract(table, roll, market)
     if not len(joined):
         step = "give bars of more days, or name the contract to begin with: RollSpec(first=...)"
         raise BarsError("No bars after the session that decides the first contract", where=where, next_step=step)
     # joined bars are in canonical form: no zone, stamp or spelling is to be mapped again
     plain = RawBarSpec(minutes, strict=spec.strict)
     bars, report = validate_bars(
-        joined.reset_index(), plain, where=where, market=market, symbol=symbol, quality=spec.strict
+        joined.reset_index(),
+        plain,
+        where=where,
+        market=market if calendar else None,
+        symbol=symbol,
+        quality=spec.strict,
     )
     findings += _roll_findings(rolls, table, joined)
     return bars, replace(report, findings=(*findings, *report.findings))

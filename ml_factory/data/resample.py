@@ -7,6 +7,7 @@ splitting the bars anywhere changes no bit.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,6 @@ from numba import njit
 from ml_factory.data.sessions import DAY_NS, MINUTE_NS, PRICES, MarketSpec, assign_sessions
 from ml_factory.errors import BarsError, SettingsError
 
-AHEAD_DAYS = 7  # days of the calendar looked up at once
 BEFORE_ALL = np.iinfo(np.int64).min
 # End of the last bar; start of the last bar inside a session, that session's close, its contract and its segment.
 FIRST_POSITION = {"clock": BEFORE_ALL, "previous": BEFORE_ALL, "close": BEFORE_ALL, "contract": -1, "segment": -1}
@@ -195,7 +195,6 @@ class BarStream:
         self._marks, self._prices = np.zeros(6, np.int64), np.zeros(6)
         self._now = BEFORE_ALL
         self._contracts: list[str] = []
-        self._intervals, self._covered = np.empty((5, 0), np.int64), (0, 0)
 
     def push(self, bars: pd.DataFrame | BarChunk) -> ResampledBars:
         """Return the bars that these minutes complete; the minutes are later than all pushed before.
@@ -205,19 +204,24 @@ class BarStream:
         """
         start, columns, names = bars if isinstance(bars, BarChunk) else to_bar_chunk(bars, self.market)
         if not len(start):
-            return self._emit(*_NO_BARS, np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, bool))
+            none = np.empty(0, np.int64)
+            return self._emit(*_NO_BARS, none, none, np.empty(0, bool), np.empty((5, 0), np.int64))
         if start[0] + self._bar_ns <= self._now:
             wanted = f"bars that end after {pd.Timestamp(self._now, tz='UTC')}, the time last passed to advance"
             step = "push the bars of a minute before advancing the clock to its end"
             got = str(pd.Timestamp(start[0], tz="UTC"))
             raise BarsError("A bar comes too late", where="row 0", got=got, wanted=wanted, next_step=step)
-        contract, intervals = _contract_positions(names, self._contracts), self._intervals_for(start)
+        contract, week = _contract_positions(names, self._contracts), int(start[0] // (7 * DAY_NS))
+        if start[-1] < (week + 1) * 7 * DAY_NS:
+            intervals = _intervals_of_week(week, self.market.calendar)
+        else:
+            intervals = trading_intervals(np.unique(start // DAY_NS), self.market.calendar)
         silence_ns = (self.market.hole_minutes + self.bar_minutes) * MINUTE_NS
         found = segments_of_bars(start, contract, intervals, self._bar_ns, silence_ns, self._position)
         inside, interval, segment, rolled, self._position = found
         if not inside.all():
             start, columns = start[inside], tuple(one[inside] if len(one) else one for one in columns)
-        return self._emit(start, columns, interval, segment, rolled)
+        return self._emit(start, columns, interval, segment, rolled, intervals)
 
     def advance(self, now_ns: int) -> ResampledBars:
         """Return the bar, if any, that is complete at `now_ns` (UTC); call it once all bars up to then are pushed."""
@@ -247,13 +251,14 @@ class BarStream:
         return {"version": _VERSION, "minutes": self.minutes, "bar_minutes": self.bar_minutes} | market
 
     def _emit(
-        self, start: np.ndarray, columns: tuple, interval: np.ndarray, segment: np.ndarray, rolled: np.ndarray
-    ) -> ResampledBars:
+        self, start: np.ndarray, columns: tuple, interval: np.ndarray, segment: np.ndarray, rolled: np.ndarray,
+        intervals: np.ndarray,
+    ) -> ResampledBars:  # fmt: skip
         """Return the buckets that these bars, all inside sessions, and the clock complete."""
         marks, prices = np.empty((4, len(start) + 1), np.int64), np.empty((6, len(start) + 1))
         has_chain = bool(len(columns[5]) or (self._marks[5] and self._prices[5] != 1.0))
         count = _fill_buckets(
-            _read_only(start), tuple(map(_read_only, columns)), interval, segment, rolled, self._intervals,
+            _read_only(start), tuple(map(_read_only, columns)), interval, segment, rolled, intervals,
             self.minutes * MINUTE_NS, self._bar_ns, max(self._now, self._position["clock"]),
             self._marks, self._prices, marks, prices,
         )  # fmt: skip
@@ -263,16 +268,11 @@ class BarStream:
             marks[2].astype(np.int32), marks[3].astype(np.int32), prices[5] if has_chain else None,
         )  # fmt: skip
 
-    def _intervals_for(self, start: np.ndarray) -> np.ndarray:
-        """Return the calendar around these bars, looked up some days ahead so that the next bars find it cached."""
-        if not self._covered[0] <= start[0] <= start[-1] < self._covered[1]:
-            first, last = int(start[0] // DAY_NS), int(start[-1] // DAY_NS)
-            days = np.arange(first, first + AHEAD_DAYS)
-            self._covered = first * DAY_NS, (first + AHEAD_DAYS) * DAY_NS
-            if last - first >= AHEAD_DAYS:  # of a long chunk only its days are looked up
-                days, self._covered = np.unique(start // DAY_NS), (0, 0)
-            self._intervals = trading_intervals(days, self.market.calendar)
-        return self._intervals
+
+@lru_cache(maxsize=64)
+def _intervals_of_week(week: int, calendar: str) -> np.ndarray:
+    """Return `trading_intervals` of seven days, the same for all bars of a feed that fall into them."""
+    return trading_intervals(np.arange(7 * week, 7 * week + 7), calendar)
 
 
 def trading_intervals(days: np.ndarray, calendar: str) -> np.ndarray:

@@ -84,15 +84,12 @@ class SyntheticSpec:
             if getattr(self, field) not in options:
                 got, hint = repr(getattr(self, field)), did_you_mean(getattr(self, field), options)
                 raise SettingsError("No such synthetic market", where=field, got=got, next_step=hint)
-        for field in ("days", "price", "tick", "dwell_minutes", "minute_volatility"):
-            if not getattr(self, field) > 0:
-                raise SettingsError(
-                    "A synthetic market cannot be built", where=field, got=getattr(self, field), wanted="> 0"
-                )
-        if not 0 <= self.missing < 0.5:
-            raise SettingsError(
-                "A synthetic market cannot be built", where="missing", got=self.missing, wanted="0 to 0.5"
-            )
+        above_0 = ("days", "price", "tick", "dwell_minutes", "minute_volatility")
+        wanted = dict.fromkeys(above_0, "> 0") | {"missing": "0 to 0.5"}
+        for field, what in wanted.items():
+            value = getattr(self, field)
+            if not (0 <= value < 0.5 if field == "missing" else value > 0):
+                raise SettingsError("A synthetic market cannot be built", where=field, got=value, wanted=what)
 
     @property
     def state_drift(self) -> float:
@@ -145,7 +142,9 @@ def synthetic_market(spec: SyntheticSpec) -> SyntheticMarket:
     night = np.zeros(count)
     opening = np.flatnonzero(np.diff(day)) + 1
     night[opening] = 4 * sigma[opening] * rng.standard_normal(len(opening))
-    opens, walk = _walk(steps, night)
+    returns = steps.sum(1)
+    opens = np.cumsum(night) + np.cumsum(returns) - returns  # log price at each minute's open
+    walk = opens[:, None] + np.cumsum(steps, axis=1)  # and after each step within the minute
     prices = np.column_stack([opens, np.c_[opens, walk].max(1), np.c_[opens, walk].min(1), walk[:, -1]])
     prices = np.maximum(np.round(spec.price * np.exp(prices) / spec.tick), 1.0) * spec.tick
     log_volume = np.log1p(spec.volume_lift * (state != 0)) + 0.5 * rng.standard_normal(count)
@@ -153,7 +152,6 @@ def synthetic_market(spec: SyntheticSpec) -> SyntheticMarket:
     traded = rng.random(count) >= spec.missing
     index = pd.DatetimeIndex(start_ns.astype("datetime64[ns]"), tz="UTC", name="timestamp")
     bars = pd.DataFrame(prices, index=index, columns=["open", "high", "low", "close"]).assign(volume=volume)
-    returns = steps.sum(1)
     return SyntheticMarket(spec, bars[traded], start_ns, state, sigma, returns, close_ns)
 
 
@@ -201,13 +199,6 @@ def _states(rng: np.random.Generator, count: int, dwell_minutes: int) -> np.ndar
     renewed = rng.random(count) < 1 / dwell_minutes
     renewed[0] = True
     return drawn[np.maximum.accumulate(np.where(renewed, np.arange(count), 0))]
-
-
-def _walk(steps: np.ndarray, night: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the log price at each minute's open, and after each step within the minute."""
-    moves = steps.sum(1)
-    opens = np.cumsum(night) + np.cumsum(moves) - moves
-    return opens, opens[:, None] + np.cumsum(steps, axis=1)
 
 
 @dataclass(frozen=True)

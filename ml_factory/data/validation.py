@@ -14,6 +14,7 @@ from ml_factory.data.bar_report import (
     BarFinding,
     BarReport,
     format_rows_with_times,
+    hash_bars,
     pluralize_count,
     raise_on_bar_findings,
 )
@@ -29,7 +30,6 @@ from ml_factory.data.parsing import (
     read_times,
     row_fault_findings,
 )
-from ml_factory.data.prefix_hash import hash_bars
 from ml_factory.data.quality import find_quality_issues, merge_findings_by_kind
 from ml_factory.data.rolls import cumulative_roll_factors
 from ml_factory.data.sessions import MINUTE_NS, PRICES, MarketSpec, resolve_market_spec
@@ -108,8 +108,6 @@ def validate_bars(
     spec = spec or RawBarSpec()
     if market is not None and spec.minutes is None:
         spec = replace(spec, minutes=market.bar_minutes)
-    if not len(raw):
-        raise BarsError("No bars", where=where or "bars", got="0 rows", next_step="give a file that holds bars")
     contract = next((raw[name] for name in raw.columns if normalize_column_name(name) == "contract"), None)
     start_ns, values, findings, minutes = parse_bars(raw, spec, where)
     named = {} if contract is None else {"contract": pd.factorize(contract)[0].astype(float)}
@@ -126,7 +124,11 @@ def validate_bars(
         contract = contract.iloc[rows]
         bars["contract"] = _factorize_contracts(contract)
         bars["chain"] = _chain(raw, rows, bars)
-        found.append(_contract_rolls(contract.to_numpy()))
+        names = contract.to_numpy()
+        rolls = np.flatnonzero(names[1:] != names[:-1]) + 1
+        shown = ", ".join(map(str, names[rolls[:3]])) + ", ..." * (len(rolls) > 3)
+        message = f"the contract changes {pluralize_count(len(rolls), 'time')} (to {shown})"
+        found.append(BarFinding("roll", "reported", rolls, message))
     market, facts = market or resolve_market_spec(symbol, bars, bar_minutes=minutes), {}
     if quality:
         prices, volume = {name: values[name] for name in PRICES}, known_volume if "volume" in values else None
@@ -183,6 +185,8 @@ def _read_cells(
     raw: pd.DataFrame, spec: RawBarSpec, where: object
 ) -> tuple[pd.DatetimeIndex, dict[str, np.ndarray], list[RowFault], list[BarFinding]]:
     """Return times, prices and volume of every row, the rows' faults, and what was mapped."""
+    if not len(raw):
+        raise BarsError("No bars", where=where or "bars", got="0 rows", next_step="give a file that holds bars")
     columns, findings = match_bar_columns(raw, where, spec.columns)
     moments, faults, found = read_times(columns.pop("timestamp"), where)
     values, more, mapped = read_numbers(columns, spec.decimal, where)
@@ -210,14 +214,6 @@ def _chain(raw: pd.DataFrame, rows: np.ndarray, bars: pd.DataFrame) -> np.ndarra
             next_step="leave the column out, or prepare again from the contracts (--roll)",
         )
     return chain
-
-
-def _contract_rolls(names: np.ndarray) -> BarFinding:
-    """Return the finding on bars whose contract differs from the previous bar's; positions among the bars."""
-    rows = np.flatnonzero(names[1:] != names[:-1]) + 1
-    shown = ", ".join(map(str, names[rows[:3]])) + ", ..." * (len(rows) > 3)
-    message = f"the contract changes {pluralize_count(len(rows), 'time')} (to {shown})"
-    return BarFinding("roll", "reported", rows, message)
 
 
 def _sort_and_deduplicate(start_ns: np.ndarray, values: dict, raw: pd.DataFrame) -> tuple[np.ndarray, list[BarFinding]]:

@@ -4,7 +4,7 @@ Sources: Lopez de Prado, Advances in Financial Machine Learning (2018), chapter 
 Asset Managers (2020), chapter 4, for clusters of columns.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,6 @@ from ml_factory.targets.weights import training_weights
 
 CORRELATION_ROWS = 50_000
 TREE_ROWS = 20_000
-ROWS_A_CALL = 50_000
 
 
 @dataclass(frozen=True)
@@ -84,23 +83,6 @@ def select_by_clusters(sample: TransformFitSample, most: float = 0.9) -> Feature
     return _select("clusters", [some[near[some].argmax()] for some in members], cluster.astype(np.float64))
 
 
-def _predict_shuffled(forest, x_RF: np.ndarray, seeds: tuple[int, int]) -> Iterator[np.ndarray]:
-    """Yield the forest's probabilities (rows, classes) with one column after the other shuffled.
-
-    Many columns share a call, since a call costs as much as thousands of rows.
-    """
-    rows, width = x_RF.shape
-    together = max(1, ROWS_A_CALL // max(rows, 1))
-    for first in range(0, width, together):
-        columns = range(first, min(first + together, width))
-        shuffled = np.tile(x_RF, (len(columns), 1, 1))
-        for place, column in enumerate(columns):
-            shuffled[place, :, column] = seeded_generator("mda", seeds[0], column, seeds[1]).permutation(
-                x_RF[:, column]
-            )
-        yield from forest.predict_proba(shuffled.reshape(-1, width)).reshape(len(columns), rows, -1)
-
-
 def select_by_mdi(
     sample: TransformFitSample, share: float = 0.5, trees: int = 100, depth: int = 6, seed: int = 0
 ) -> FeatureSelection:
@@ -138,7 +120,11 @@ def select_by_mda(
             return metrics.log_loss(y[test], p, sample_weight=weights[test], labels=forest.classes_)
 
         unshuffled = loss(forest.predict_proba(x_RF[test]))
-        worse = [loss(p) for p in _predict_shuffled(forest, x_RF[test], (number, seed))]
+        worse = []
+        for column in range(x_RF.shape[1]):
+            shuffled = x_RF[test]
+            shuffled[:, column] = seeded_generator("mda", number, column, seed).permutation(shuffled[:, column])
+            worse.append(loss(forest.predict_proba(shuffled)))
         rises.append((np.array(worse) - unshuffled) / worse)
     scores = np.mean(rises, axis=0)
     kept = np.flatnonzero(scores > 0)

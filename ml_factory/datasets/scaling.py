@@ -31,7 +31,6 @@ class LinearScaler:
     @classmethod
     def fit(cls, x_NF: np.ndarray, rows: np.ndarray | None = None, clip: float = 8.0) -> "LinearScaler":
         """Estimate center and scale from these rows, without non-finite values; an empty column gives (0, 1)."""
-        _check_rows(x_NF, rows, cls.__name__)
         if not 0 < clip < np.inf:
             raise SettingsError("Values cannot be clipped like this", where="clip", got=clip, wanted="a number above 0")
         center, scale = cls._center_and_scale(np.asarray(x_NF, np.float32), rows)
@@ -138,7 +137,6 @@ class QuantileScaler:
         cls, x_NF: np.ndarray, rows: np.ndarray | None = None, shape: str = "normal", knots: int = 257
     ) -> "QuantileScaler":
         """Store `knots` quantiles of each column over these rows; an empty column gives 0 everywhere."""
-        _check_rows(x_NF, rows, cls.__name__)
         if shape not in ("normal", "uniform"):
             raise SettingsError("No such shape", where="shape", got=repr(shape), wanted="'normal' or 'uniform'")
         if not isinstance(knots, int) or knots < 3:
@@ -194,17 +192,6 @@ def unreadable_scaler_error(stored: object, wanted: str) -> FactoryError:
 def _check_stored(stored: dict, valid: bool, wanted: str) -> None:
     if not valid or not 0 < float(stored["clip"]) < np.inf:
         raise unreadable_scaler_error(stored, f"{wanted}, and a positive clip")
-
-
-def _check_rows(x_NF: np.ndarray, rows: np.ndarray | None, name: str) -> None:
-    if x_NF.ndim != 2 or not (len(x_NF) if rows is None else len(rows)):
-        raise SettingsError(
-            "A scaler needs rows to be fitted on",
-            where=f"{name}.fit",
-            got=f"an array of shape {x_NF.shape}" + ("" if rows is None else f" and {len(rows)} positions"),
-            wanted="(rows, features) with at least one row",
-            next_step="check that the training part of the split is not empty",
-        )
 
 
 def _blocks(x_NF: np.ndarray, rows: np.ndarray | None) -> Iterator[np.ndarray]:

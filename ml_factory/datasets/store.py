@@ -11,6 +11,7 @@ A folder without a valid manifest, or with a file that does not match the manife
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -42,7 +43,7 @@ _hashes: dict[tuple, str] = {}  # state of a file -> its hash; a file is hashed 
 
 
 class DatasetStore:
-    """One prepared data set: to read, from `find`, `current` or `open`; to write or to extend, from `begin`."""
+    """One prepared data set: to read, from `find` or `current`; to write or to extend, from `begin`."""
 
     def __init__(self, folder: Path, fingerprint: str, manifest: dict | None):
         self.folder, self.fingerprint = Path(folder), fingerprint
@@ -72,7 +73,10 @@ class DatasetStore:
 
     @classmethod
     def current(cls, processed: Path) -> "DatasetStore":
-        """Return the data set committed last. Raises NotPreparedError."""
+        """Return the data set committed last; each file's hash is checked when it is first read.
+
+        Raises NotPreparedError.
+        """
         pointer = Path(processed) / CURRENT
         if not files.is_file(pointer):
             raise NotPreparedError(
@@ -84,22 +88,15 @@ class DatasetStore:
             )
         stored = files.read_json_or_none(pointer)  # a half-written one is reported below, with the next step
         name = stored.get("fingerprint") if isinstance(stored, dict) else None
-        if not _is_fingerprint(name):
+        if not isinstance(name, str) or not re.fullmatch(r"[0-9a-f]{12,}", name):
             raise NotPreparedError("The pointer to the prepared data is damaged", where=pointer, next_step=REBUILD)
-        return cls.open(dataset_folder(processed, name))
-
-    @classmethod
-    def open(cls, folder: Path) -> "DatasetStore":
-        """Return the committed data set in this folder; each file's hash is checked when it is first read.
-
-        Raises NotPreparedError when there is no valid manifest.
-        """
-        manifest = read_dataset_manifest(Path(folder))
+        folder = dataset_folder(processed, name)
+        manifest = read_dataset_manifest(folder)
         if manifest is None:
             raise NotPreparedError(
                 "This data set is not complete", where=folder, got=f"no sound {MANIFEST}", next_step=REBUILD
             )
-        return cls(Path(folder), manifest["fingerprint"], manifest)
+        return cls(folder, manifest["fingerprint"], manifest)
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -185,8 +182,6 @@ class DatasetStore:
 
         Sizes are checked every time, content once in a process for each state of a file.
         """
-        if not self.committed:
-            return [f"{self.folder}: not committed"]
         return [problem for name in self.files if (problem := self.describe_damage(name))]
 
     def describe_damage(self, name: str) -> str:
@@ -304,13 +299,7 @@ class DatasetStore:
 
 def dataset_folder(processed: Path, fingerprint: str) -> Path:
     """Return the folder of the data set of this fingerprint."""
-    if not _is_fingerprint(fingerprint):
-        raise ValueError(f"a fingerprint is at least 12 hex digits, not {fingerprint!r}")
     return Path(processed) / fingerprint[:12]
-
-
-def _is_fingerprint(text: object) -> bool:
-    return isinstance(text, str) and len(text) >= 12 and set(text) <= set("0123456789abcdef")
 
 
 def read_dataset_manifest(folder: Path) -> dict | None:

@@ -27,7 +27,8 @@ class Windows:
         self.lookback = int(lookback)
         n, features = self.x_NF.shape
         least, most = self.lookback - 1, n - 1
-        if self.lookback < 1 or self.rows.ndim != 1 or (len(self.rows) and self._outside(least, most)):
+        outside = self.rows.size and (self.rows.min() < least or self.rows.max() > most)
+        if self.lookback < 1 or self.rows.ndim != 1 or outside:
             raise SettingsError(
                 "These windows reach outside the data",
                 where=f"lookback={lookback}, {n} rows",
@@ -38,9 +39,6 @@ class Windows:
         # One entry per possible window, all overlapping in the same memory.
         self._all_STF = self.x_NF.as_strided((max(n - least, 0), self.lookback, features), (features, features, 1))
         self._starts_B = torch.from_numpy(self.rows - least).to(self.x_NF.device)
-
-    def _outside(self, least: int, most: int) -> bool:
-        return bool(self.rows.min() < least or self.rows.max() > most)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -80,12 +78,11 @@ class Windows:
 
 def _as_tensor(x_NF: np.ndarray | torch.Tensor) -> torch.Tensor:
     """Return a tensor on the same memory; (N, F) float32, contiguous rows."""
-    valid = x_NF.ndim == 2 and x_NF.dtype in (torch.float32, np.float32)
-    if valid and isinstance(x_NF, torch.Tensor):
-        valid = x_NF.is_contiguous()
-    elif valid:
-        valid = x_NF.flags.c_contiguous
-    if not valid:
+    with warnings.catch_warnings():
+        # A memory-mapped file is read-only, and so are we.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        x = torch.as_tensor(x_NF)
+    if x.ndim != 2 or x.dtype != torch.float32 or not x.is_contiguous():
         raise SettingsError(
             "Windows cannot be sliced from this array",
             where="x_NF",
@@ -93,9 +90,4 @@ def _as_tensor(x_NF: np.ndarray | torch.Tensor) -> torch.Tensor:
             wanted="a C-contiguous float32 array of shape (rows, features)",
             next_step="np.ascontiguousarray(x, dtype=np.float32)",
         )
-    if isinstance(x_NF, torch.Tensor):
-        return x_NF
-    with warnings.catch_warnings():
-        # A memory-mapped file is read-only, and so are we.
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(x_NF)
+    return x

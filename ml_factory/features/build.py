@@ -26,7 +26,7 @@ from ml_factory.data.sessions import MINUTE_NS, MarketSpec
 from ml_factory.errors import BarsError, SettingsError, did_you_mean
 from ml_factory.features import custom
 from ml_factory.features.calendar import calendar
-from ml_factory.features.engine import FeatureEngine, FeatureFamily, column_names, compute_family_columns
+from ml_factory.features.engine import FeatureEngine, FeatureFamily, column_names
 from ml_factory.features.entropy import entropy
 from ml_factory.features.fractional import fractional
 from ml_factory.features.microstructure import microstructure
@@ -202,15 +202,6 @@ def build_features(
 def feature_column_names(market: MarketSpec, spec: FeatureSpec | None = None) -> list[str]:
     """Return the columns of `spec` for this market, in order, without reading any file."""
     return FeatureStream(market, spec).names
-
-
-def build_feature_column(base: ResampledBars, market: MarketSpec, name: str) -> np.ndarray:
-    """Compute one column of the built-in families on the base bars, float64[N], NaN until its window is full.
-
-    base : at traded prices. Raises SettingsError for an unknown column
-    """
-    family = find_column_family(market, name)
-    return compute_family_columns(family, apply_roll_adjustment(base), market, coarse=False)[name]
 
 
 def find_column_family(market: MarketSpec, name: str) -> FeatureFamily:

@@ -87,18 +87,10 @@ def window_moment(x, n, power):
     rows[:] = 0.0
     for k in range(n):
         older = x[n - 1 - k :]
-        if power == 2:
-            for i in range(len(rows)):
-                apart = older[i] - newest[i] - shift[i]
-                rows[i] += apart * apart
-        elif power == 3:
-            for i in range(len(rows)):
-                apart = older[i] - newest[i] - shift[i]
-                rows[i] += apart * apart * apart
-        else:
-            for i in range(len(rows)):
-                apart = older[i] - newest[i] - shift[i]
-                rows[i] += (apart * apart) * (apart * apart)
+        for i in range(len(rows)):
+            apart = older[i] - newest[i] - shift[i]
+            square = apart * apart
+            rows[i] += square if power == 2 else square * apart if power == 3 else square * square
     for i in range(len(rows)):
         rows[i] /= n
     return out

@@ -17,7 +17,7 @@ from ml_factory.features.build import FeatureRows, FeatureStream
 from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.predict import TrainedModel, keep_bets, predict_scaled_rows, split_by_times
 from ml_factory.storage.json_values import fingerprint_json
-from ml_factory.targets.primary_rule import PrimaryRuleStream
+from ml_factory.targets.primary_rule import primary_rule_features, primary_side_of_rows
 
 START_AGAIN = "start the stream again from the history"
 
@@ -37,7 +37,8 @@ class PredictionStream:
         self.bundle, spec = bundle, bundle.spec
         self._features = FeatureStream(spec.market, spec.features, cold=cold)
         meta = spec.labels.kind == "meta"
-        self._side = PrimaryRuleStream(spec.market, spec.features, spec.labels) if meta else None
+        rule = primary_rule_features(spec.market, spec.features, spec.labels) if meta else None
+        self._side = FeatureStream(spec.market, rule, dtype="float64") if meta else None
         self._models = {name: _ModelRows(model) for name, model in bundle.fitted.used.items()}
         self._waiting = bundle.description["warmup_bars"] - bundle.spec.features.warmup_bars if cold else 0
 
@@ -68,9 +69,8 @@ class PredictionStream:
         now_ns = pd.Timestamp(now).tz_convert("UTC").as_unit("ns").value
         return self._with_side(self._features.advance(now_ns), self._side and self._side.advance(now_ns))
 
-    @staticmethod
-    def _with_side(rows: FeatureRows, side: pd.Series | None) -> FeatureRows:
-        return rows if side is None else replace(rows, side=side)
+    def _with_side(self, rows: FeatureRows, of_rule: FeatureRows | None) -> FeatureRows:
+        return rows if of_rule is None else replace(rows, side=primary_side_of_rows(of_rule, self.bundle.spec.labels))
 
     def get_state(self) -> dict:
         """Return plain numbers and arrays; `load_state` on a stream of the same bundle continues from them exactly."""

@@ -52,17 +52,14 @@ def barrier_prices_kernel(bars, segment, span, multiples, horizon, tick, cost_ti
         if math.isinf(above) or below <= 0.0:
             continue  # a volatility beyond all prices, as from a wrong unit: no barrier price
         up[i], down[i] = above, below
-        if per_tick > 0.0 and _on_grid(open_[i], high[i], low[i], close[i], per_tick):
+        apart = max(
+            _off(open_[i] * per_tick), _off(high[i] * per_tick), _off(low[i] * per_tick), _off(close[i] * per_tick)
+        )
+        if per_tick > 0.0 and apart <= ON_TICK:
             up[i] = math.ceil(above * per_tick - SLACK) * tick
             floor = math.floor(below * per_tick + SLACK) * tick
             if floor > 0.0:  # below the first tick there is no price: the barrier stays between 0 and the tick
                 down[i] = floor
-
-
-@njit(cache=True, nogil=True)
-def _on_grid(open_, high, low, close, per_tick):
-    apart = max(_off(open_ * per_tick), _off(high * per_tick))
-    return max(apart, _off(low * per_tick), _off(close * per_tick)) <= ON_TICK
 
 
 @njit(cache=True, nogil=True)

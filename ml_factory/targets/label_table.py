@@ -11,7 +11,6 @@ import pandas as pd
 from ml_factory.data import sessions
 from ml_factory.data.resample import ResampledBars, segments_between_rolls
 from ml_factory.data.sessions import MarketSpec
-from ml_factory.errors import BarsError
 from ml_factory.targets.barrier_kernels import BARRIERS, SESSION, SLACK, barrier_exit_kernel
 
 SESSION_ENDS = ("session", "drop", "span")  # treatment of rows near one: `LabelSpec.session_end`
@@ -43,20 +42,10 @@ def find_labelable_rows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return int64[R] positions of the rows with a later bar in their segment, and of the segment's last bar.
 
-    With session_end="span" all bars up to a roll's step are one segment. Raises BarsError for a close that is not a
-    positive number.
+    With session_end="span" all bars up to a roll's step are one segment.
 
     selected : bool[N], rows to choose from; None: all
     """
-    bad = np.flatnonzero(~(base.close > 0) | ~np.isfinite(base.close))
-    if len(bad):
-        raise BarsError(
-            "Labels need positive prices",
-            where=f"bar known at {pd.Timestamp(int(base.known_at[bad[0]]), tz='UTC')} and {len(bad) - 1} more",
-            got=f"close {base.close[bad[0]]}",
-            wanted="a number above 0",
-            next_step="use bars at the prices that traded",
-        )
     segment = segments_between_rolls(base) if session_end == "span" else base.segment
     continues = np.zeros(len(base), bool)
     continues[:-1] = segment[1:] == segment[:-1]
@@ -97,16 +86,14 @@ def build_label_table(
     facts: dict[str, np.ndarray],
     *,
     kept: np.ndarray | None = None,
-    session_close: np.ndarray | None = None,
 ) -> pd.DataFrame:
     """Return the proven rows as a table with index known_at (UTC, ns).
 
     Columns: label, label_end, ret, barrier, uniqueness, mae, mfe, then `facts` (R values each), entry_bar, exit_bar.
 
     kept : bool[R], rows that have a label. Rows without a label, like those still open, count towards concurrency
-    session_close : as in `triple_barrier_labels`
     """
-    label_end = _proven_at(base, rows, int(spec.horizon), spec.session_end, market, session_close)
+    label_end = _proven_at(base, rows, int(spec.horizon), spec.session_end, market)
     columns = {
         "label": label,
         "label_end": label_end,
@@ -136,9 +123,6 @@ def average_uniqueness(start_pos: np.ndarray, end_pos: np.ndarray, n: int) -> np
     start_pos, end_pos : int64, first and last bar (both included) of n bars on which the label lives, start <= end
     n : number of bars
     """
-    start_pos, end_pos = np.asarray(start_pos, np.int64), np.asarray(end_pos, np.int64)
-    if len(start_pos) and (start_pos.min() < 0 or end_pos.max() >= n or (start_pos > end_pos).any()):
-        raise ValueError(f"labels must live inside 0..{n - 1} and end no earlier than they start")
     change = np.bincount(start_pos, minlength=n + 1) - np.bincount(end_pos + 1, minlength=n + 1)
     share = np.append(0.0, np.cumsum(1.0 / np.maximum(np.cumsum(change[:n]), 1)))
     return np.minimum((share[end_pos + 1] - share[start_pos]) / (end_pos - start_pos + 1), 1.0)
@@ -159,7 +143,7 @@ def _bars_inside(
     return minute_bars, first.astype(np.int64), stop.astype(np.int64)
 
 
-def _proven_at(base, rows: LabelExits, horizon, session_end, market, session_close) -> np.ndarray:
+def _proven_at(base, rows: LabelExits, horizon, session_end, market) -> np.ndarray:
     """Return int64[R] ns: when each row's outcome can no longer change, NOT_PROVEN where the feed ends before that.
 
     With session_end="drop" a row is proven to be kept only when all its bars exist; with "span" no session's close
@@ -173,13 +157,10 @@ def _proven_at(base, rows: LabelExits, horizon, session_end, market, session_clo
     proven = known_at[rows.exit_bar]
     cut_short = np.flatnonzero(rows.barrier == SESSION)
     ends, which = np.unique(rows.last[cut_short], return_inverse=True)
+    # By the bar's last moment: after an early close its bucket may have begun before that close.
+    close_at = sessions.assign_sessions(known_at[ends] - 1, market.calendar).close_ns
     if session_end == "span":
         close_at = np.full(len(ends), NOT_PROVEN)
-    elif session_close is None:
-        # By the bar's last moment: after an early close its bucket may have begun before that close.
-        close_at = sessions.assign_sessions(known_at[ends] - 1, market.calendar).close_ns
-    else:
-        close_at = np.asarray(session_close, np.int64)[ends]
     # Before the scheduled close only a bar of another segment proves that no further bar comes.
     following = np.append(known_at, NOT_PROVEN)[ends + 1]
     proven[cut_short] = np.where(known_at[ends] >= close_at, known_at[ends], following)[which]

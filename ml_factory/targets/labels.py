@@ -14,8 +14,8 @@ import pandas as pd
 
 from ml_factory.argument_checks import LABEL_KINDS, check_field_types
 from ml_factory.data.resample import ResampledBars
-from ml_factory.data.sessions import MarketSpec
-from ml_factory.errors import did_you_mean, wrong_field_error
+from ml_factory.data.sessions import DAY_NS, MarketSpec, scheduled_session_days
+from ml_factory.errors import FactoryError, did_you_mean, wrong_field_error
 from ml_factory.targets.barrier_kernels import barrier_prices_kernel
 from ml_factory.targets.label_table import (
     SESSION_ENDS,
@@ -109,12 +109,7 @@ def stored_label_classes(settings: Mapping) -> tuple[int, ...]:
 
 
 def triple_barrier_labels(
-    base: ResampledBars,
-    minute_bars: ResampledBars | None,
-    spec: LabelSpec,
-    market: MarketSpec,
-    *,
-    session_close: np.ndarray | None = None,
+    base: ResampledBars, minute_bars: ResampledBars | None, spec: LabelSpec, market: MarketSpec
 ) -> pd.DataFrame:
     """Label every row of `base` by the barrier its price reaches first.
 
@@ -129,7 +124,6 @@ def triple_barrier_labels(
     minute_bars : the raw bars of the same feed, or None when base is the finest
     spec : the labels
     market : calendar and tick
-    session_close : int64[N] ns, the scheduled end of each row's session; default: from `market.calendar`
 
     Returns
     -------
@@ -144,10 +138,6 @@ def triple_barrier_labels(
     else the known_at of the next existing bar. Rows that the feed has not proven are left out. With session_end="drop"
     a row is proven to be kept only when all its bars exist, so it ends at the last of them; with "span" only a bar of
     the next contract proves that a label was cut short.
-
-    Raises
-    ------
-    BarsError : a close is not a positive number
     """
     up, down = triple_barrier_prices(base, spec, market)
     entry, last = find_labelable_rows(base, spec.session_end, ~np.isnan(up))
@@ -155,7 +145,7 @@ def triple_barrier_labels(
         base, minute_bars, entry, last, np.minimum(entry + spec.horizon, last), up, down, market, spec.horizon
     )
     distances = barrier_distances(base, entry, up, down)
-    return build_label_table(base, rows, SIDE[rows.barrier], spec, market, distances, session_close=session_close)
+    return build_label_table(base, rows, SIDE[rows.barrier], spec, market, distances)
 
 
 def barrier_distances(base: ResampledBars, entry: np.ndarray, up: np.ndarray, down: np.ndarray) -> dict:
@@ -173,3 +163,62 @@ def triple_barrier_prices(base: ResampledBars, spec: LabelSpec, market: MarketSp
         spec.round_to_tick, (up, down),
     )  # fmt: skip
     return up, down
+
+
+# ---- enough to train on ----------------------------------------------------------------------------------------------
+
+
+def longest_session_bars(start_ns: np.ndarray, calendar: str, base_minutes: int) -> int:
+    """Return the base bars of the longest scheduled session around these bars' starts (int64 ns, UTC)."""
+    first, last = int(start_ns[0] // DAY_NS) - 7, int(start_ns[-1] // DAY_NS) + 7
+    return int(scheduled_session_days(calendar, first, last)[1].max()) // base_minutes
+
+
+def check_horizon_fits_session(horizon: int, session_end: str, longest: int) -> None:
+    """Refuse a horizon that no session holds, unless labels span sessions.
+
+    Parameters
+    ----------
+    horizon : bars of the base frame
+    session_end : as in `LabelSpec`
+    longest : bars of the longest session
+
+    Raises
+    ------
+    FactoryError : the horizon is too long
+    """
+    if horizon >= longest and session_end != "span":
+        raise FactoryError(
+            "The horizon is longer than a session", where=f"horizon {horizon}",
+            got=f"{horizon} bars, while the longest session has {longest}",
+            wanted=f"at most {longest - 1} bars, so that a label can reach its horizon",
+            next_step="use a smaller horizon, or labels that continue into the next session: "
+            "LabelSpec(session_end='span')",
+        )  # fmt: skip
+
+
+def check_class_sufficiency(labels: pd.DataFrame, splits: Mapping[str, np.ndarray], classes: Mapping[str, int]) -> None:
+    """Refuse a split whose training rows lack a class, or whose validation or test rows are of a single class.
+
+    Parameters
+    ----------
+    labels : columns label and barrier; ambiguous rows are ignored
+    splits : name -> positions
+    classes : name -> label
+
+    Raises
+    ------
+    FactoryError : a part lacks a class
+    """
+    clear = (labels["barrier"] != "ambiguous").to_numpy()
+    for part, rows in splits.items():
+        y = labels["label"].to_numpy()[rows[clear[rows]]]
+        counts = {name: int((y == label).sum()) for name, label in classes.items()}
+        present = [name for name, count in counts.items() if count]
+        if (part == "train" and len(present) < len(classes)) or len(present) < 2:
+            wanted = "every class" if part == "train" else "at least two classes"
+            raise FactoryError(
+                f"The {part} rows lack a class", where=f"{len(rows):,} {part} rows",
+                got=", ".join(f"{name} {count:,}" for name, count in counts.items()), wanted=wanted,
+                next_step="give more bars, nearer or farther barriers (k_up, k_down), or another horizon",
+            )  # fmt: skip

@@ -186,7 +186,11 @@ class CombinatorialFolds(Sequence):
         return len(self.tested)
 
     def __getitem__(self, fold: int) -> tuple[np.ndarray, np.ndarray]:
-        return np.flatnonzero(self._kept(fold)), np.concatenate([self.block(g) for g in self.tested[fold]])
+        tested, kept = self.tested[fold], np.ones(self.edges[-1], bool)
+        for g in tested:
+            kept[self.block(g)] = False
+            kept[self.left_out[g]] = False
+        return np.flatnonzero(kept), np.concatenate([self.block(g) for g in tested])
 
     def block(self, g: int) -> np.ndarray:
         """Return the rows of block g, int64."""
@@ -200,13 +204,6 @@ class CombinatorialFolds(Sequence):
         """
         judging = [np.flatnonzero((self.tested == g).any(axis=1)) for g in range(len(self.edges) - 1)]
         return np.stack(judging, axis=1)
-
-    def _kept(self, fold: int) -> np.ndarray:
-        kept = np.ones(self.edges[-1], bool)
-        for g in self.tested[fold]:
-            kept[self.edges[g] : self.edges[g + 1]] = False
-            kept[self.left_out[g]] = False
-        return kept
 
 
 def combinatorial_purged_folds(labels: pd.DataFrame, blocks: int, test_blocks: int, embargo: int) -> CombinatorialFolds:
@@ -244,7 +241,7 @@ def combinatorial_purged_folds(labels: pd.DataFrame, blocks: int, test_blocks: i
     edges = np.cumsum([0, *map(len, parts)])
     folds = CombinatorialFolds(edges, np.array(list(combinations(range(blocks), test_blocks))), tuple(left_out))
     for number in range(len(folds)):
-        if not folds._kept(number).any():
+        if not len(folds[number][0]):
             raise no_training_row_error(
                 number, len(labels), f"{test_blocks} of {blocks} blocks, embargo of {embargo} rows"
             )

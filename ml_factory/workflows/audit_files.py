@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.data.bar_files import read_bars_table
+from ml_factory.data.bar_report import hash_bars
 from ml_factory.data.io import load_bars
-from ml_factory.data.prefix_hash import hash_bars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.validation import RawBarSpec
 from ml_factory.datasets.fitted_transforms import TransformFitSample

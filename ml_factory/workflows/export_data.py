@@ -10,7 +10,7 @@ import pyarrow
 import pyarrow.csv
 import pyarrow.parquet
 
-from ml_factory.data.databases.address import parse_database_address
+from ml_factory.data.databases.address import POSTGRES, parse_database_address
 from ml_factory.data.databases.postgres import Postgres
 from ml_factory.data.databases.questdb import QuestDB
 from ml_factory.data.databases.selected_rows import RowSelection, SelectedRows, check_output_format, format_time
@@ -54,7 +54,7 @@ def export_data(
     path = mirror.folder / name if mirror else Path(output).expanduser().absolute()
     record = path.with_name(path.name + RECORD_SUFFIX)
     with progress_phase("opening"):
-        database = (QuestDB if address.is_questdb else Postgres)(address)
+        database = (Postgres if address.parts.scheme in POSTGRES else QuestDB)(address)
     with closing(database):
         with progress_phase("counting"):
             rows = SelectedRows(database, selection, address.shown)

@@ -28,13 +28,15 @@ from ml_factory.settings import DATA_PACKAGES, DataSpec
 from ml_factory.storage.files import files
 from ml_factory.storage.locks import file_lock
 from ml_factory.storage.workspace import Workspace, check_symbol, push_workspace_on_exit, require_raw_bars
-from ml_factory.targets.label_sufficiency import (
+from ml_factory.targets.label_table import usable_label_rows
+from ml_factory.targets.labels import (
+    LabelSpec,
     check_class_sufficiency,
     check_horizon_fits_session,
+    expected_label_classes,
+    label_classes,
     longest_session_bars,
 )
-from ml_factory.targets.label_table import usable_label_rows
-from ml_factory.targets.labels import LabelSpec, expected_label_classes, label_classes
 from ml_factory.targets.splits import chronological_split
 from ml_factory.targets.weights import effective_sample_size
 from ml_factory.workflows.audit_files import quick_audit_of_files

@@ -13,8 +13,8 @@ import pandas as pd
 
 from ml_factory import cli, pipeline
 from ml_factory.checkpoints.schedule import SaveSchedule
+from ml_factory.data.bar_report import hash_bars
 from ml_factory.data.io import import_bars, load_bars
-from ml_factory.data.prefix_hash import hash_bars
 from ml_factory.data.resample import (
     ResampledBars,
     apply_roll_adjustment,
@@ -111,13 +111,14 @@ from ml_factory.storage.mirror import Mirror
 from ml_factory.storage.serialization import deserialize_state, serialize_state
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.barrier_kernels import BARRIERS
-from ml_factory.targets.label_sufficiency import (
+from ml_factory.targets.label_table import SESSION_ENDS
+from ml_factory.targets.labels import (
+    LabelSpec,
     check_class_sufficiency,
     check_horizon_fits_session,
     longest_session_bars,
+    triple_barrier_labels,
 )
-from ml_factory.targets.label_table import SESSION_ENDS
-from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
 from ml_factory.targets.splits import (
     SplitSpec,
     chronological_split,

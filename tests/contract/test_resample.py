@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ml_factory.data.synthetic import synthetic_bars
-from ml_factory.errors import BarsError, SettingsError
+from ml_factory.errors import BarsError
 from tests.contract.doors import (
     DAY_NS,
     MINUTE_NS,
@@ -210,16 +210,6 @@ def test_base_frame_duplicate_unsorted_or_overlapping_bars_raise_bars_error():
         resample_bars(bars, market("cme"), 5, bar_minutes=5)
 
 
-def test_base_frame_5_minute_bars_give_5_minute_rows():
-    index = pd.date_range("2024-01-10 10:00", periods=4, freq="5min", tz="UTC")
-    bars = pd.DataFrame(1.0, index=index, columns=["open", "high", "low", "close", "volume"])
-    frame = resample_bars(bars, market("24h"), 5, bar_minutes=5)
-    assert len(frame) == 4 and frame.known_at[-1] == index[-1].value + 5 * MINUTE_NS
-    assert len(resample_bars(bars, market("24h"), 15, bar_minutes=5)) == 1
-    with pytest.raises(SettingsError, match="multiple"):
-        resample_bars(bars, market("24h"), 7, bar_minutes=5)
-
-
 def test_base_frame_without_bars_is_empty_and_without_volume_has_none():
     empty = synthetic_bars(2).iloc[:0]
     assert len(resample_bars(empty, market("cme"), 5)) == 0
@@ -227,21 +217,6 @@ def test_base_frame_without_bars_is_empty_and_without_volume_has_none():
     assert resample_bars(bars, MarketSpec("T", "cme", 0.25, False), 5).volume is None
     with pytest.raises(BarsError, match="volume"):
         resample_bars(bars, market("cme"), 5)
-
-
-def test_base_frame_microsecond_index_equals_nanosecond_index():
-    bars = synthetic_bars(3)
-    other = bars.set_axis(bars.index.as_unit("us"))
-    assert (resample_bars(bars, market("cme"), 5).start == resample_bars(other, market("cme"), 5).start).all()
-
-
-def test_asof_rows_hourly_row_is_joined_from_known_at_on():
-    hour = pd.date_range("2024-01-10 11:00", periods=3, freq="60min").as_unit("ns").asi8  # known 11:00, 12:00, 13:00
-    base = pd.date_range("2024-01-10 10:55", "2024-01-10 13:00", freq="5min").as_unit("ns").asi8
-    rows = asof_rows(base, hour)
-    assert rows[0] == -1 and rows[1] == 0
-    assert rows[base == hour[1]] == 1 and rows[base == hour[1] - 5 * MINUTE_NS] == 0
-    assert rows.tolist() == [max([j for j in range(3) if hour[j] <= t], default=-1) for t in base]
 
 
 def test_asof_join_random_gaps_equals_brute_force():

@@ -194,31 +194,16 @@ def other_unit(market, rng):
 
 def spacing(market, rng):
     """Forty five-minute bars in the place of two hundred minutes."""
-    start_ns, table = market.start_ns, market.table
-    ok = np.zeros(len(table), bool)
-    steps_ok = np.diff(start_ns, append=0) == MINUTE_NS
-    run = np.concatenate([[0], np.cumsum(~steps_ok)])
-    rows = np.arange(10, len(table) - 220)
-    ok[rows] = (run[rows + 205] == run[rows - 5]) & (start_ns[rows] % (5 * MINUTE_NS) == 0)
-    chosen: list[int] = []
-    for row in rng.permutation(np.flatnonzero(ok)).tolist():
-        if len(chosen) < PLACES and all(abs(row - other) > 500 for other in chosen):
-            chosen.append(row)
-    assert len(chosen) == PLACES
-    source, parts, longer = np.arange(len(table)), [], []
-    for row in chosen:
+    table, start_ns = market.table.assign(row=np.arange(len(market.table))), market.start_ns
+    whole = pd.Series(np.diff(start_ns, append=0) == MINUTE_NS).rolling(210).sum().shift(-204) == 210
+    how = dict.fromkeys(table.columns, "first") | {"high": "max", "low": "min", "close": "last"}
+    parts, at, places = [], 0, market.places(rng, after=210, allowed=whole & (start_ns % (5 * MINUTE_NS) == 0))
+    for row in places:
         block = table.iloc[row : row + 200]
-        group = np.arange(200) // 5
-        five = block.groupby(group).agg({"timestamp": "first", "open": "first", "high": "max", "low": "min"})
-        parts.append(five.assign(close=block["close"].to_numpy()[4::5], row=row + 5 * np.arange(40)))
-        longer += (row + 5 * np.arange(40)).tolist()
-        source[row : row + 200] = -2
-    fives = pd.concat(parts).set_index("row")
-    source[fives.index] = fives.index
-    source = source[source != -2]
-    new = table.copy()
-    new.loc[fives.index, PRICES] = fives[PRICES]
-    new = new.iloc[source].reset_index(drop=True)
+        parts += [table.iloc[at:row], block.groupby(np.arange(200) // 5).agg(how)]
+        at = row + 200
+    new = pd.concat([*parts, table.iloc[at:]], ignore_index=True)
+    source, longer = new.pop("row").to_numpy(), [row + 5 * k for row in places for k in range(40)]
     return Spoiled(new, source, named("spacing", np.flatnonzero(np.isin(source, longer))))
 
 

@@ -48,32 +48,6 @@ def test_infer_bar_minutes_sparse_one_minute_bars_returns_1():
     assert infer_bar_minutes(np.arange(40) * 7 * MINUTE_NS) == 1  # no such bars
 
 
-def test_check_bars_end_stamped_5_minute_bars_shift_back_5_minutes():
-    five = joined(MINUTES, 5)
-    late = five.set_axis(five.index + pd.Timedelta(minutes=5))
-    for spec in ({}, {"minutes": 5}):
-        bars, _ = check(late, stamp="end", **spec)
-        assert bars.index.equals(five.index.rename("timestamp"))
-    closed = five.set_axis(five.index + pd.Timedelta(minutes=5) - pd.Timedelta(milliseconds=1))  # as some venues stamp
-    assert check(closed, stamp="end")[0].index.equals(five.index.rename("timestamp"))
-
-
-def test_check_bars_declared_bar_minutes_differ_from_spacing_raises_bars_error():
-    five = joined(MINUTES, 5)
-    with pytest.raises(BarsError, match=r"5 minutes apart, not 1.*--minutes 5"):
-        check(five, minutes=1)
-    with pytest.raises(BarsError, match="off the 5-minute grid"):
-        check(MINUTES, minutes=5)
-    with pytest.raises(BarsError, match="5 minutes apart, not 1"):  # the length of the market's bars is declared too
-        validate_bars(five.reset_index(), market=resolve_market_spec("MES"))
-    mixed = pd.concat([five.iloc[:1000], joined(MINUTES, 10)[lambda bars: bars.index > five.index[1000]]])
-    with pytest.raises(BarsError, match=r"mixed spacing.*10 minutes among 5-minute bars"):
-        check(mixed)
-    for wrong in (7, 0, True, 2.5):
-        with pytest.raises(SettingsError, match="Bars of this length are not read"):
-            RawBarSpec(minutes=wrong)
-
-
 def test_market_for_bars_longer_than_a_minute_infers_calendar():
     """Of 78 bars of a stock's session the first begins at the open, where a closing print would end."""
     for calendar, minutes in (("us_equity", 5), ("us_equity", 30), ("cme", 5), ("24h", 5), ("fx", 5), ("fx", 60)):
@@ -159,14 +133,6 @@ def test_perturb_5_minute_bars_keeps_past_and_passes_check_bars(way):
     assert report.minutes == 5 and len(checked) == len(other)
     if way == "delete and insert":
         assert len(other.index[first:].difference(five.index)) > 20  # bars where there was none
-
-
-def test_choose_cuts_5_minute_bars_cut_at_bar_ends():
-    five, seen = check(joined(MINUTES, 5))[0], set()
-    for cut in choose_cut_points(five, "cme", 60, bar_minutes=5):
-        assert cut.at == five.index[cut.first - 1].value + 5 * MINUTE_NS <= cut.quiet == five.index[cut.first].value
-        seen.add(cut.why)
-    assert {"inside a frame", "frame edge", "session end", "newest bars"} <= seen
 
 
 def test_choose_cuts_5_minute_bars_cut_exactly_at_row_times_and_label_ends():

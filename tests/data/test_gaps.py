@@ -97,24 +97,6 @@ def test_find_gaps_silence_longer_than_usual_for_market_is_missing(spring):
     assert gaps.kind[mine] == "missing" and gaps.open[mine] == 90 and gaps.length[mine] == 150
 
 
-def test_find_gaps_missing_day_is_download_hole(spring):
-    day = without(spring, "2024-03-05 17:00", "2024-03-06 17:00")
-    assert kind_before(day, "2024-03-06 17:00") == "download_hole"
-    gaps = gaps_of(day)
-    assert gaps.open[gaps.kind == "download_hole"] == 1380
-
-
-def test_find_gaps_pause_at_same_time_on_most_days_is_session_gap(spring):
-    minute = (spring // MINUTE_NS) % 1440
-    halted = spring[(minute < 20 * 60) | (minute >= 20 * 60 + 15)]
-    gaps = gaps_of(halted)
-    own = gaps.open == gaps.length
-    assert (gaps.kind[own] == "session").sum() == 38  # forty days but the early close and Good Friday
-    weekly = spring[~((minute >= 20 * 60) & (minute < 20 * 60 + 15) & ((spring // MINUTE_NS // 1440) % 7 == 5))]
-    gaps = gaps_of(weekly)
-    assert "session" not in gaps.kind[gaps.open == gaps.length]
-
-
 def test_find_gaps_5_minute_bars_counts_open_minutes_of_missing_bars():
     starts = minutes_of("cme", 10, "2024-03-04")
     five = np.unique(starts // (5 * MINUTE_NS)) * 5 * MINUTE_NS
@@ -139,29 +121,6 @@ def test_find_gaps_halt_needs_10_days_and_half_of_days_between():
     assert paused(list(range(0, 20, 2))) == ["session"] * 10  # ten of nineteen
     assert paused([*range(0, 18, 2), 20]) == ["missing"] * 10  # ten of twenty-one
     assert paused([*range(0, 18, 2), 19]) == ["session"] * 10  # ten of twenty: just half
-
-
-def test_find_gaps_pause_of_varying_length_is_halt_only_at_fixed_start_minute():
-    starts = minutes_of("24h", 30, "2024-03-04")
-    day, minute = np.divmod((starts - starts[0]) // MINUTE_NS, 1440)
-    grows = (minute >= 600) & (minute < 615 + day)  # always from 10:00, each day a minute longer
-    assert set(gaps_of(starts[~grows], "24h").kind) == {"session"}
-    drifts = (minute >= 600 + day) & (minute < 615 + day + day * 7 % 11)  # each day a minute later
-    assert set(gaps_of(starts[~drifts], "24h").kind) == {"missing"}
-    both = grows | ((day == 7) & (minute >= 900) & (minute < 920))
-    gaps = gaps_of(starts[~both], "24h")
-    assert gaps.kind[gaps.length == 20].tolist() == ["session", "missing"]  # day 5 at its minute, day 7 at another
-
-
-def test_find_gaps_daily_gap_across_session_close_is_not_session_halt(spring):
-    """The last hour is absent every day: more than the calendar's hour is closed, and that is told as missing."""
-    sessions = assign_sessions(spring, "cme")
-    minute = (spring - sessions.open_ns) // MINUTE_NS
-    late = sessions.id * 7 % 11  # of other lengths, or they would be pages of a download
-    gaps = gaps_of(spring[(minute < 1320) & ((minute < 1320 - 60) | (minute >= 1320 - 60 + late))])
-    night = gaps.length == 120
-    assert night.sum() >= 25 and set(gaps.open[night]) == {60}
-    assert "session" not in set(gaps.kind[night])
 
 
 def test_find_gaps_index_futures_1515_pause_is_session_before_july_2021_only():

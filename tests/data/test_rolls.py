@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ml_factory.data.contract_codes import parse_contract_code
 from ml_factory.data.resample import resample_bars
-from ml_factory.data.rolls import RollSpec, build_continuous_contract
-from ml_factory.data.sessions import DAY_NS, MINUTE_NS, PRICES, MarketSpec, assign_sessions
+from ml_factory.data.rolls import RollSpec, build_continuous_contract, parse_contract_code
+from ml_factory.data.sessions import MINUTE_NS, PRICES, MarketSpec, assign_sessions
 from ml_factory.datasets.row_selection import mask_rows_with_full_window
 from ml_factory.errors import BarsError, SettingsError
 from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
@@ -84,11 +83,6 @@ def check_labels_and_windows(bars: pd.DataFrame, market: MarketSpec, at: pd.Time
     assert whole.tolist() == [not after <= one < after + 9 for one in rows]
     plain = resample_bars(bars.drop(columns="contract"), market, 5)  # and without the contract it would cross
     assert plain.segment[after - 1] == plain.segment[after] and base.segment[after - 1] < base.segment[after]
-
-
-def test_labels_and_windows_at_mid_session_roll_stop_at_roll(walk):
-    bars, _ = build_continuous_contract(pair(walk, times=1.02), FORCED, MARKET)
-    check_labels_and_windows(bars, MARKET, NOON, 20)
 
 
 def test_continuous_real_bars_of_two_expiries_join_at_last_common_minute(shared_data):
@@ -273,11 +267,3 @@ def test_continuous_invalid_contracts_or_columns_raise_error(walk):
         build_continuous_contract(table.replace("ESM4", "ESH4"), RollSpec(), MARKET)
     with pytest.raises(BarsError, match="several markets"):
         build_continuous_contract(table.replace("ESM4", "NQM4"), RollSpec(), MARKET)
-
-
-def test_continuous_with_one_session_returns_no_bars(walk):
-    table = pair(walk)
-    bars, rolls = build_continuous_contract(
-        table[table.index < walk.index[0] + pd.Timedelta(DAY_NS)], RollSpec(), MARKET
-    )
-    assert len(bars) == len(rolls) == 0 and list(bars.columns)[-3:] == ["volume", "contract", "chain"]

@@ -27,16 +27,6 @@ def ns(*stamps: str) -> np.ndarray:
     return pd.DatetimeIndex(pd.to_datetime(list(stamps), utc=True)).as_unit("ns").asi8
 
 
-def test_sessions_of_cme_open_and_close_follow_dst_change():
-    # Chicago changed its clocks on Sunday 10 March 2024: 17:00 is 23:00 UTC before and 22:00 UTC after.
-    got = assign_sessions(ns("2024-03-08 12:00", "2024-03-10 21:59", "2024-03-10 22:00", "2024-03-11 20:59"), "cme")
-    assert got.inside.tolist() == [True, False, True, True]
-    day = pd.Timestamp("2024-03-11").value // DAY_NS
-    assert got.id[[0, 2, 3]].tolist() == [day - 3, day, day]
-    assert got.open_ns[0] == ns("2024-03-07 23:00")[0] and got.close_ns[0] == ns("2024-03-08 22:00")[0]
-    assert got.open_ns[3] == ns("2024-03-10 22:00")[0] and got.close_ns[3] == ns("2024-03-11 21:00")[0]
-
-
 def test_sessions_of_cme_halt_and_weekend_are_outside_session():
     stamps = ns("2024-01-10 21:59", "2024-01-10 22:00", "2024-01-10 22:59", "2024-01-10 23:00", "2024-01-13 12:00")
     assert assign_sessions(stamps, "cme").inside.tolist() == [True, False, False, True, False]
@@ -52,22 +42,6 @@ def test_sessions_of_early_close_days_close_at_scheduled_time():
     assert shares.inside.tolist() == [True, False] and (shares.close_ns == ns("2024-11-29 18:00")[0]).all()
     holiday = assign_sessions(ns("2025-01-20 17:59"), "cme")  # Martin Luther King day: 12:00 Chicago
     assert holiday.close_ns[0] == ns("2025-01-20 18:00")[0]
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of exchange_calendars itself
-def test_sessions_of_us_equity_equal_exchange_calendars():
-    book = exchange_calendars.get_calendar("XNYS", start="2023-01-01", end="2024-12-31")
-    minutes = pd.date_range("2023-01-02", "2024-12-30", freq="30min", tz="UTC")
-    ours = assign_sessions(minutes.as_unit("ns").asi8, "us_equity")
-    days = pd.DatetimeIndex(ours.id[ours.inside].astype("datetime64[D]"))
-    held = np.isin(days, book.sessions)  # bars on an exchange holiday are kept, if a file has them
-    opens = book.opens.reindex(days[held]).dt.as_unit("ns").astype("int64")
-    closes = book.closes.reindex(days[held]).dt.as_unit("ns").astype("int64")
-    assert held.mean() > 0.95
-    assert (ours.open_ns[ours.inside][held] == opens).all() and (ours.close_ns[ours.inside][held] == closes).all()
-    listed, length = scheduled_session_days("us_equity", int(ours.id[0]), int(ours.id[-1]))
-    assert pd.DatetimeIndex(listed.astype("datetime64[D]")).equals(book.sessions[:-2].as_unit("s"))
-    assert sorted(set(length.tolist())) == [210, 390]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of exchange_calendars itself
@@ -173,12 +147,6 @@ def test_sessions_of_fx_trade_sunday_to_friday_without_halt():
     assert (got.close_ns[4] - got.open_ns[4]) == DAY_NS and got.open_ns[5] == got.close_ns[4]
 
 
-def test_sessions_of_24h_session_is_utc_day():
-    got = assign_sessions(ns("2024-02-03 00:00", "2024-02-03 23:59"), "24h")
-    assert got.inside.all() and got.id[0] == got.id[1] == pd.Timestamp("2024-02-03").value // DAY_NS
-    assert got.close_ns[0] - got.open_ns[0] == DAY_NS
-
-
 def test_market_of_unknown_calendar_raises_settings_error():
     with pytest.raises(SettingsError, match="cme"):
         MarketSpec("X", "cmee", 0.25, True)
@@ -280,22 +248,6 @@ def test_market_for_real_bars_infers_calendar_that_contains_bars(shared_data, na
     market = resolve_market_spec("FOO", bars)
     inside = assign_sessions(bars.index.as_unit("ns").asi8, market.calendar).inside
     assert market.calendar == calendar and inside.mean() > 0.99
-
-
-def test_sessions_of_cme_juneteenth_is_short_day_since_2022():
-    # 2022: Sunday, kept on Monday the 20th; 2027: Saturday, kept on Friday the 18th; 2021: not yet
-    for day, close in (("2022-06-20", "17:00"), ("2024-06-19", "17:00"), ("2027-06-18", "17:00")):
-        assert assign_sessions(ns(f"{day} 16:59"), "cme").close_ns[0] == ns(f"{day} {close}")[0]  # 12:00 Chicago
-        assert assign_sessions(ns(f"{day} 17:00"), "cme").close_ns[0] == ns(f"{day} 21:00")[0]  # products that trade on
-    for day in ("2021-06-18", "2022-06-17", "2024-06-18"):
-        assert assign_sessions(ns(f"{day} 16:59"), "cme").close_ns[0] == ns(f"{day} 21:00")[0]
-
-
-def test_session_days_fx_exclude_christmas_and_new_year():
-    days, minutes = scheduled_session_days("fx", *(int(day // DAY_NS) for day in ns("2023-12-20", "2024-01-03")))
-    shown = [str(day)[5:] for day in days.astype("datetime64[D]")]
-    assert shown == ["12-20", "12-21", "12-22", "12-26", "12-27", "12-28", "12-29", "01-02", "01-03"]
-    assert set(minutes.tolist()) == {1440}
 
 
 def test_pauses_cme_index_futures_at_1515_until_june_2021():

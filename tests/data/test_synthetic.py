@@ -69,21 +69,6 @@ def test_synthetic_bars_of_any_kind_and_calendar_pass_check_bars(kind, calendar)
     assert resolve_market_spec("FOO", bars).calendar == calendar
 
 
-def test_synthetic_bars_default_range_crosses_dst_change():
-    bars = synthetic_bars(60)
-    opens = assign_sessions(bars.index.as_unit("ns").asi8, "cme").open_ns
-    assert set(pd.to_datetime(np.unique(opens)).hour) == {22, 23}
-
-
-def test_synthetic_bars_opening_hours_have_larger_moves_and_volume():
-    bars = synthetic_bars(40, "null")
-    chicago = bars.index.tz_convert("America/Chicago")
-    move = np.log(bars["high"] / bars["low"])
-    opening, night = (chicago.hour == 8) & (chicago.minute >= 35), chicago.hour == 1
-    assert move[opening].mean() > 2.5 * move[night].mean()
-    assert bars["volume"][opening].mean() > 3 * bars["volume"][night].mean()
-
-
 def test_synthetic_market_autocorrelation_is_zero_for_null_not_for_planted():
     def memory(kind):
         market = synthetic_market(SyntheticSpec(days=120, kind=kind, seed=8))
@@ -147,19 +132,6 @@ def test_oracle_probabilities_on_planted_market_have_lower_loss_than_prior(plant
         side = truth[:, 2] - truth[:, 0]
         assert abs((side * outcome).sum() / (side * side).sum() - 1) < 0.3  # the slope of outcome on what it said
     assert losses["state"] < losses["bars"] - 0.005 and losses["bars"] < prior - 0.03
-
-
-def test_synthetic_market_planted_momentum_and_volume_predict_side(planted):
-    """What an ordinary model sees: two hours of momentum, weighted by volume, tells the side about to be touched."""
-    _, frame, rows, _, outcome = planted
-    close, volume = np.log(frame.close), frame.volume
-    seen = rows[rows >= 24]
-    side = outcome[rows >= 24]
-    momentum = close[seen] - close[seen - 24]
-    busy = np.array([volume[i - 23 : i + 1].mean() / volume[max(0, i - 275) : i + 1].mean() for i in seen])
-    agree = np.sign(momentum) * side
-    assert agree.mean() > 4 * agree.std() / np.sqrt(len(agree))
-    assert agree[busy > np.median(busy)].mean() > agree[busy < np.median(busy)].mean() + 0.05
 
 
 def test_oracle_probabilities_on_null_market_have_no_side():

@@ -131,17 +131,6 @@ def test_store_two_writers_add_horizons_and_both_are_kept(processed, base):
     assert DatasetStore.find(processed, PRINT).horizons == (5, 10, 15)
 
 
-def test_store_second_data_set_becomes_current_and_first_is_kept(processed, base, matrix):
-    store = DatasetStore.begin(processed, OTHER)
-    store.write_features(matrix)
-    assert DatasetStore.current(processed).fingerprint == PRINT  # until the last moment
-    add_horizon(store, base, 5)
-    assert DatasetStore.current(processed).fingerprint == OTHER
-    kept = DatasetStore.find(processed, PRINT)
-    kept.make_current()
-    assert DatasetStore.current(processed).horizons == (10,)
-
-
 def damage_byte(path):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -238,28 +227,21 @@ def test_store_writer_interrupted_at_any_write_keeps_previous_data_set(
     assert DatasetStore.current(processed).fingerprint == OTHER and DatasetStore.current(processed).horizons == (20,)
 
 
-def test_store_writer_full_disk_keeps_previous_data_set(processed, matrix, monkeypatch):
-    def full(path, *args, **kwargs):
-        raise WorkspaceError("No space left on the disk", where=path)
-
-    monkeypatch.setattr(files, "replace", full)
-    with pytest.raises(WorkspaceError, match="No space"):
-        DatasetStore.begin(processed, OTHER).write_features(matrix)
-    monkeypatch.undo()
-    assert DatasetStore.current(processed).fingerprint == PRINT and not list(processed.rglob("*.tmp"))
-
-
 def test_store_current_without_valid_pointer_raises_not_prepared_error(tmp_path):
     with pytest.raises(NotPreparedError, match="run prepare"):
         DatasetStore.current(tmp_path / "MES")
     (tmp_path / "MES").mkdir()
-    for text in ("", "{", "[]", '{"fingerprint": "../../etc"}', '{"fingerprint": 5}'):
+    for text in (
+        "",
+        "{",
+        "[]",
+        '{"fingerprint": "ABCDEFABCDEF"}',
+        '{"fingerprint": "../../etc"}',
+        '{"fingerprint": 5}',
+    ):
         (tmp_path / "MES" / "current.json").write_text(text)
         with pytest.raises(NotPreparedError, match="pointer"):
             DatasetStore.current(tmp_path / "MES")
-    for bad in ("", "../..", "ABCDEFABCDEF", "abc"):
-        with pytest.raises(ValueError, match="hex"):
-            DatasetStore.begin(tmp_path, bad)
 
 
 def test_store_writer_same_content_gives_same_bytes(processed, tmp_path, base, matrix):
@@ -291,7 +273,7 @@ def test_store_manifest_with_file_name_that_leads_outside_counts_as_absent(proce
     path.write_text(json.dumps({**manifest, "hash": fingerprint_json(manifest)}))
     assert DatasetStore.find(processed, store.fingerprint) is None
     with pytest.raises(NotPreparedError, match="not complete"):
-        DatasetStore.open(store.folder)
+        DatasetStore.current(processed)
 
 
 def test_store_file_behind_symbolic_link_raises(processed, tmp_path):
@@ -300,4 +282,4 @@ def test_store_file_behind_symbolic_link_raises(processed, tmp_path):
     part.rename(tmp_path / "moved.npy")
     part.symlink_to(tmp_path / "moved.npy")
     with pytest.raises(WorkspaceError, match="symbolic link"):
-        DatasetStore.open(store.folder).load_features()
+        DatasetStore.current(processed).load_features()

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.data.prefix_hash import hash_bars
+from ml_factory.data.bar_report import hash_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import NotPreparedError
 from ml_factory.leakage import certificate as kept

@@ -10,7 +10,6 @@ from ml_factory.data.sessions import MarketSpec, assign_sessions
 from ml_factory.data.synthetic import synthetic_bars
 
 MINUTE = 60_000_000_000
-FAR = 1 << 62
 
 
 def frame(bars: list[tuple], segment: list[int] | None = None, minutes: int = 5, start: int = 0) -> ResampledBars:

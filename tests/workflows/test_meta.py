@@ -101,12 +101,12 @@ def test_prove_meta_labels_with_look_ahead_side_reports_leak(prepared: Workspace
     asked = DataUnderProof("DEMO", settings, (5,), folds=0)
     short = ProofSpec(cuts=10, whole_cuts=2, fit_rows=0, feed_pushes=0)
     assert prove(asked, bars, short).passed
-    honest = primary_rule.build_feature_column
+    honest = primary_rule.compute_family_columns
 
-    def peeking(base, market, name):
-        return np.append(honest(base, market, name)[1:], np.nan)
+    def peeking(family, bars, market, coarse):
+        return {name: np.append(one[1:], np.nan) for name, one in honest(family, bars, market, coarse).items()}
 
-    monkeypatch.setattr(primary_rule, "build_feature_column", peeking)
+    monkeypatch.setattr(primary_rule, "compute_family_columns", peeking)
     leaks = prove(asked, bars, short).leaks  # one bar is less than a label's life: only the side itself shows it
     assert "frame primary side" in {leak.part for leak in leaks}
     assert make_labels.primary_rule_side is primary_rule.primary_rule_side

@@ -6,7 +6,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from ml_factory.errors import SettingsError
 
-_POSTGRES, _QUESTDB = ("postgresql", "postgres"), ("http", "https")
+POSTGRES, QUESTDB = ("postgresql", "postgres"), ("http", "https")
 
 
 @dataclass(frozen=True)
@@ -20,18 +20,13 @@ class DatabaseAddress:
     shown: str
     parts: SplitResult = field(repr=False)
 
-    @property
-    def is_questdb(self) -> bool:
-        """Return whether this is QuestDB's REST interface."""
-        return self.parts.scheme in _QUESTDB
-
 
 def parse_database_address(text: str) -> DatabaseAddress:
     """Parse an address; nothing is opened. Raises SettingsError, whose message has no part of a password."""
     with suppress(ValueError):  # of a port that is no number
         parts = urlsplit(text.strip())
         host = parts.hostname or dict(parse_qsl(parts.query)).get("host", "")
-        if "://" in text and (parts.scheme in _POSTGRES or (parts.scheme in _QUESTDB and host)):
+        if "://" in text and (parts.scheme in POSTGRES or (parts.scheme in QUESTDB and host)):
             port = f":{parts.port}" if parts.port else ""
             return DatabaseAddress(f"{parts.scheme}://{host}{port}{parts.path.rstrip('/')}", parts)
     scheme, found, _ = text.strip().partition("://")

@@ -89,16 +89,13 @@ def choose_table(
             wanted="a table of this database's catalogue", next_step=did_you_mean(given, tables),
         )  # fmt: skip
     names = {sql: name for name, sql in tables.items()}
-    priced = [name for sql, name in names.items() if _has_prices(columns_of(sql))]
+    lower = {name: {column.name.lower() for column in columns_of(sql)} for sql, name in names.items()}
+    spelt = [{price, *SPELLINGS[price]} for price in PRICES]
+    priced = [name for name, found in lower.items() if all(found & one for one in spelt)]
     if len(priced) == 1:
         return priced[0]
     got = ", ".join(sorted(priced)[:10]) or "no table with " + ", ".join(PRICES)
     raise SettingsError("Which table holds the bars?", where=where, got=got, next_step="name it with --table")
-
-
-def _has_prices(found: Sequence[Column]) -> bool:
-    lower = {column.name.lower() for column in found}
-    return all(not lower.isdisjoint((price, *SPELLINGS[price])) for price in PRICES)
 
 
 def choose_columns(found: Sequence[Column], selection: RowSelection, where: str) -> tuple[list[Column], Column | None]:

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from ml_factory.argument_checks import DEMOS, check_field_types
-from ml_factory.data.contract_codes import parse_contract_code
+from ml_factory.data.rolls import parse_contract_code
 from ml_factory.data.sessions import resolve_market_spec
 from ml_factory.errors import BarsError, SettingsError, did_you_mean, wrong_field_error
 from ml_factory.storage.files import files

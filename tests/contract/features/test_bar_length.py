@@ -44,29 +44,6 @@ def test_build_features_of_5_minute_bars_equal_features_of_1_minute_bars(calenda
     assert after.values[-1].tobytes() == own.values[500].tobytes()
 
 
-def test_feature_stream_of_5_minute_bars_in_chunks_equals_whole():
-    five = longer(synthetic_bars(days=12, seed=2, start="2024-02-28", missing=0.1))
-    place = market("cme", 5)
-    whole, stream, given, at = build_features(five, place, SPEC), FeatureStream(place, SPEC), [], 0
-    sizes = np.random.default_rng(0).integers(1, 90, len(five))
-    while at < len(five):
-        size = int(sizes[at]) if at % 3 else 1
-        given.append(stream.push(five.iloc[at : at + size]))
-        if at % 7 == 0:  # stopped and started again
-            state, stream = stream.get_state(), FeatureStream(place, SPEC)
-            stream.load_state(state)
-        at += size
-    warm = np.concatenate([one.known_at for one in given]) >= whole.known_at[0]
-    assert np.concatenate([one.values for one in given])[warm].tobytes() == whole.values.tobytes()
-    assert np.concatenate([one.known_at for one in given])[warm].tobytes() == whole.known_at.tobytes()
-    # By the clock, too: a bar's row is there when its 5 minutes are over, not sooner.
-    end = pd.Timestamp(int(whole.known_at[-1]), tz="UTC")
-    assert five.index[-1] + pd.Timedelta(minutes=5) == end
-    late = FeatureStream(place, SPEC)
-    rows = [late.push(five.iloc[:-1]), late.push(five.iloc[-1:])]
-    assert len(rows[1]) == 1 and rows[1].known_at[0] == end.value
-
-
 def test_feature_stream_of_other_bar_length_rejects_state_and_frames():
     stream = FeatureStream(market("cme", 5), SPEC)
     with pytest.raises(ValueError, match="of another"):

@@ -6,6 +6,7 @@ import pytest
 
 from ml_factory.data.synthetic import synthetic_bars
 from tests.contract.doors import FAMILIES, MarketSpec, compute_family_columns, elapsed_session_share, resample_bars
+from tests.contract.features.plain import atr
 
 calendar = FAMILIES["calendar"]
 
@@ -29,13 +30,6 @@ def session_rows(frame, i):
 
 def weekday(frame, i):
     return pd.Timestamp(int(frame.session[i]) * 86_400_000_000_000).weekday() / 7
-
-
-def atr(frame):
-    spans = np.maximum(frame.high[1:], frame.close[:-1]) - np.minimum(frame.low[1:], frame.close[:-1])
-    first = pd.Series([spans[:14].mean(), *spans[14:]])
-    smooth = first.ewm(alpha=1 / 14, adjust=False).mean().to_numpy()
-    return np.append(np.full(14, np.nan), smooth)
 
 
 def references(frame, symbol):

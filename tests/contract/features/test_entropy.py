@@ -7,12 +7,9 @@ import numpy as np
 import pytest
 
 from tests.contract.doors import FAMILIES, compute_family_columns, lempel_ziv_phrases, sigma_bins, window_std
+from tests.contract.features.plain import window
 
 entropy = FAMILIES["entropy"]
-
-
-def window(x, i, n):
-    return x[i - n + 1 : i + 1]
 
 
 def shannon(symbols):

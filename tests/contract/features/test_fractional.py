@@ -5,17 +5,14 @@ import pytest
 from scipy.special import binom
 
 from tests.contract.doors import fractional, fractional_difference_weights, fractional_return_weights
-
-
-def deviation(close, i, n):
-    return max(np.std(np.diff(np.log(close[i - n : i + 1]))), 1e-6)
+from tests.contract.features.plain import deviation
 
 
 def difference(order):
     def reference(frame, i):
         logs = np.log(frame.close[i - 96 : i + 1])[::-1]
         weights = np.array([(-1) ** k * binom(order, k) for k in range(97)])
-        return (weights @ logs - weights.sum() * logs[0]) / deviation(frame.close, i, 96)
+        return (weights @ logs - weights.sum() * logs[0]) / deviation(frame, i, 96)
 
     return reference
 

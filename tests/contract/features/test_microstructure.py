@@ -7,16 +7,9 @@ import numpy as np
 import pytest
 
 from tests.contract.doors import FAMILIES, compute_family_columns
+from tests.contract.features.plain import atr, correlation, deviation, returns, share, window
 
 microstructure = FAMILIES["microstructure"]
-
-
-def window(x, i, n):
-    return x[i - n + 1 : i + 1]
-
-
-def share(a, b):
-    return a / b if b else 0.0
 
 
 def of_bar(formula):
@@ -25,23 +18,6 @@ def of_bar(formula):
         return share(formula(o, h, low, c), h - low)
 
     return reference
-
-
-def returns(frame, i, n):
-    return np.diff(np.log(window(frame.close, i, n + 1)))
-
-
-def open_gap(frame, i):
-    spans = [max(frame.high[k], frame.close[k - 1]) - min(frame.low[k], frame.close[k - 1]) for k in range(1, i)]
-    atr = np.mean(spans[:14])
-    for span in spans[14:]:
-        atr += (span - atr) / 14
-    return (frame.open[i] - frame.close[i - 1]) / max(atr, 1e-6 * frame.close[i - 1])
-
-
-def autocorrelation(frame, i):
-    now, before = returns(frame, i, 48), returns(frame, i - 1, 48)
-    return np.corrcoef(now, before)[0, 1] if np.ptp(now) and np.ptp(before) else 0.0
 
 
 def roll(frame, i):
@@ -67,16 +43,17 @@ def amihud(frame, i):
     return share(mean(12) - mean(96), mean(12) + mean(96))
 
 
-def kyle(frame, i):
-    moves, signed = returns(frame, i, 48), window(np.sign(frame.close - frame.open) * frame.volume, i, 48)
-    return np.corrcoef(moves, signed)[0, 1] if np.ptp(moves) and np.ptp(signed) else 0.0
+def signed_impact(size):
+    def reference(frame, i):
+        return correlation(returns(frame, i, 48), window(np.sign(frame.close - frame.open) * size(frame), i, 48))
+
+    return reference
 
 
 def vpin(frame, i):
     moves, one_sided = returns(frame, i, 48), 0.0
     for k, move in zip(range(i - 47, i + 1), moves, strict=True):
-        spread = max(np.std(returns(frame, k, 48)), 1e-6)
-        buys = 0.5 * (1 + math.erf(move / spread / math.sqrt(2)))
+        buys = 0.5 * (1 + math.erf(move / deviation(frame, k, 48) / math.sqrt(2)))
         one_sided += frame.volume[k] * abs(buys - (1 - buys))
     return share(one_sided, window(frame.volume, i, 48).sum())
 
@@ -106,20 +83,9 @@ def outside_share(frame, i):
 def bulk_imbalance(frame, i):
     balance = 0.0
     for k, move in zip(range(i - 47, i + 1), returns(frame, i, 48), strict=True):
-        buys = 0.5 * (1 + math.erf(move / max(np.std(returns(frame, k, 48)), 1e-6) / math.sqrt(2)))
+        buys = 0.5 * (1 + math.erf(move / deviation(frame, k, 48) / math.sqrt(2)))
         balance += frame.volume[k] * (buys - (1 - buys))
     return share(balance, window(frame.volume, i, 48).sum())
-
-
-def hasbrouck(frame, i):
-    moves, money = returns(frame, i, 48), np.sqrt(window(frame.close * frame.volume, i, 48))
-    signed = np.sign(window(frame.close - frame.open, i, 48)) * money
-    return np.corrcoef(moves, signed)[0, 1] if np.ptp(moves) and np.ptp(signed) else 0.0
-
-
-def pastor_stambaugh(frame, i):
-    moves, signed = returns(frame, i, 48), np.sign(returns(frame, i - 1, 48)) * window(frame.volume, i - 1, 48)
-    return np.corrcoef(moves, signed)[0, 1] if np.ptp(moves) and np.ptp(signed) else 0.0
 
 
 def bar_sum(of, n):
@@ -137,8 +103,8 @@ PRICE_ONLY = {
     "body_mean_12": bar_sum(lambda o, h, low, c: c - o, 12),
     "place_mean_12": bar_sum(lambda o, h, low, c: 2 * c - h - low, 12),
     "body_share_24": bar_sum(lambda o, h, low, c: np.abs(c - o), 24),
-    "open_gap": open_gap,
-    "autocorrelation_48": autocorrelation,
+    "open_gap": lambda f, i: (f.open[i] - f.close[i - 1]) / atr(f)[i - 1],
+    "autocorrelation_48": lambda f, i: correlation(returns(f, i, 48), returns(f, i - 1, 48)),
     "roll_spread_96": roll,
     "corwin_schultz_24": lambda f, i: np.mean([two_bar_spread(f, k) for k in range(i - 23, i + 1)]),
     "abdi_ranaldo_24": lambda f, i: np.mean([two_bar_distance(f, k) for k in range(i - 23, i + 1)]),
@@ -149,11 +115,13 @@ PRICE_ONLY = {
 }
 WITH_VOLUME = {
     "amihud_ratio_12_96": amihud,
-    "kyle_48": kyle,
+    "kyle_48": signed_impact(lambda f: f.volume),
     "vpin_48": vpin,
     "bulk_imbalance_48": bulk_imbalance,
-    "hasbrouck_48": hasbrouck,
-    "pastor_stambaugh_48": pastor_stambaugh,
+    "hasbrouck_48": signed_impact(lambda f: np.sqrt(f.close * f.volume)),
+    "pastor_stambaugh_48": lambda f, i: correlation(
+        returns(f, i, 48), np.sign(returns(f, i - 1, 48)) * window(f.volume, i - 1, 48)
+    ),
 }
 
 

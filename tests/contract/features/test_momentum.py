@@ -5,6 +5,7 @@ import pytest
 import talib
 
 from tests.contract.doors import FAMILIES, compute_family_columns
+from tests.contract.features.plain import correlation, deviation, returns, share, true_ranges, window
 
 momentum = FAMILIES["momentum"]
 
@@ -50,36 +51,26 @@ def test_momentum_standard_indicators_equal_talib(real_frame, markets, symbol, m
 
 
 def regression_fit(frame, i):
-    window = frame.close[i - 23 : i + 1]
-    if np.ptp(window) == 0.0:
-        return 0.0
-    together = np.corrcoef(np.arange(24.0), window)[0, 1]
+    together = correlation(np.arange(24.0), window(frame.close, i, 24))
     return together * abs(together)
 
 
 def normal_return(n):
     def reference(frame, i):
-        log_close = np.log(frame.close)
-        spread = max(np.std(np.diff(log_close[i - 48 : i + 1])), 1e-6)
-        return (log_close[i] - log_close[i - n]) / spread / n**0.5
+        return returns(frame, i, n).sum() / deviation(frame, i, 48) / n**0.5
 
     return reference
 
 
 def efficiency(frame, i):
-    window = frame.close[i - 24 : i + 1]
-    path = np.abs(np.diff(window)).sum()
-    return (window[-1] - window[0]) / path if path else 0.0
+    moves = np.diff(window(frame.close, i, 25))
+    return share(moves.sum(), np.abs(moves).sum())
 
 
 def vortex(frame, i):
-    plus = minus = path = 0.0
-    for k in range(i - 13, i + 1):
-        high, low, close = frame.high, frame.low, frame.close
-        plus += abs(high[k] - low[k - 1])
-        minus += abs(low[k] - high[k - 1])
-        path += max(high[k] - low[k], abs(high[k] - close[k - 1]), abs(low[k] - close[k - 1]))
-    return (plus - minus) / path if path else 0.0
+    high, low = window(frame.high, i, 15), window(frame.low, i, 15)
+    moved = np.abs(high[1:] - low[:-1]) - np.abs(low[1:] - high[:-1])
+    return share(moved.sum(), window(true_ranges(frame), i, 14).sum())
 
 
 def streak(frame, i):

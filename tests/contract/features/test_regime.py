@@ -3,23 +3,15 @@
 import math
 
 import numpy as np
-import pandas as pd
 from scipy.stats import norm
 
 from tests.contract.doors import compute_family_columns, regime
-
-
-def window(x, i, n):
-    return x[i - n + 1 : i + 1]
-
-
-def deviation(close, i, n):
-    return max(np.std(np.diff(np.log(window(close, i, n + 1)))), 1e-6)
+from tests.contract.features.plain import atr, deviation, window
 
 
 def surprises(frame):
     close = frame.close
-    return [math.log(close[i] / close[i - 1]) / deviation(close, i - 1, 96) for i in range(97, len(close))]
+    return [math.log(close[i] / close[i - 1]) / deviation(frame, i - 1, 96) for i in range(97, len(close))]
 
 
 def hamilton(frame):
@@ -79,15 +71,8 @@ def run_lengths(frame):
 
 
 def place(frame, i):
-    recent = np.array([deviation(frame.close, k, 24) for k in range(i - 191, i + 1)])
+    recent = np.array([deviation(frame, k, 24) for k in range(i - 191, i + 1)])
     return (recent[-1] - recent.min()) / np.ptp(recent) - 0.5 if np.ptp(recent) else 0.0
-
-
-def atr(frame):
-    spans = np.maximum(frame.high[1:], frame.close[:-1]) - np.minimum(frame.low[1:], frame.close[:-1])
-    first = pd.Series([spans[:14].mean(), *spans[14:]])
-    smooth = first.ewm(alpha=1 / 14, adjust=False).mean().to_numpy()
-    return np.maximum(np.append(np.full(14, np.nan), smooth), 1e-6 * frame.close)
 
 
 def references(frame):

@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.storage.workspace import Workspace
 from tests.contract.doors import (
     MINUTE_NS,
     FeatureSpec,
@@ -17,8 +16,6 @@ from tests.contract.doors import (
     build_continuous_contract,
     build_features,
     custom,
-    import_bars,
-    load_bars,
     mask_rows_with_full_window,
     resample_bars,
     validate_bars,
@@ -86,13 +83,6 @@ def test_check_bars_already_joined_contracts_chain_at_last_close(contracts):
     own_close = own["close"].to_numpy()
     own_steps = np.log(own_close[inside] / own_close[inside - 1])
     assert np.allclose(np.log(close[inside] / close[inside - 1]), own_steps, atol=1e-12)
-
-
-def test_load_bars_after_import_with_roll_keeps_chain_column(contracts, tmp_path):
-    workspace, roll = Workspace(tmp_path), RollSpec(first="ESH4", forced=ROLLS)
-    import_bars(contracts.reset_index(), workspace, "ES", market=MARKET, roll=roll)
-    bars, _ = load_bars(workspace, "ES", market=MARKET)
-    assert np.array_equal(bars["chain"], rolled(contracts)["chain"]) and bars["chain"].nunique() == 3
 
 
 def test_feature_stream_across_rolls_equals_whole_file(contracts):

@@ -9,8 +9,6 @@ import pytest
 from ml_factory.errors import SettingsError
 from tests.contract.doors import FeatureSpec, FeatureStream, build_features, feature
 
-FIELDS = ("known_at", "session", "segment", "close")
-
 
 def feed(stream, bars, sizes, *, restore=0, seed=0):
     """All rows of `bars` pushed in chunks of `sizes`; the stream is saved and restored at `restore` random places."""
@@ -26,38 +24,6 @@ def feed(stream, bars, sizes, *, restore=0, seed=0):
             stream.load_state(state)
         rows.append(stream.push(bars.iloc[begin:stop]))
     return rows, stream
-
-
-def assert_same(rows, matrix):
-    for name in FIELDS:
-        np.testing.assert_array_equal(np.concatenate([getattr(one, name) for one in rows]), getattr(matrix, name))
-    values = np.concatenate([one.values for one in rows])
-    np.testing.assert_array_equal(values.view(np.int32), matrix.values.view(np.int32))
-
-
-def test_feature_stream_random_chunks_of_all_columns_equal_whole_file_bitwise(real_bars):
-    bars, market = real_bars("XAUUSD")
-    spec = FeatureSpec(1, (15, 60, 240), full_frames=True)
-    matrix = build_features(bars, market, spec)
-    rows, _ = feed(FeatureStream(market, spec), bars, (1, 3, 500, 5000), restore=100)
-    assert all(one.exact for one in rows)
-    assert_same(rows, matrix)
-
-
-def test_feature_stream_row_is_emitted_exactly_at_known_at(real_bars):
-    bars, market = real_bars("XAUUSD")
-    bars = bars.iloc[:20_000]
-    stream = FeatureStream(market, FeatureSpec(5, (15,)))
-    feed(stream, bars.iloc[:18_000], (18_000,))
-    _, stream = feed(stream, bars.iloc[:0], (1,))
-    for place in range(18_000, 18_400):
-        bar = bars.iloc[place : place + 1]
-        end = bar.index[0].value + 60_000_000_000
-        for row in (stream.push(bar), stream.advance(end)):
-            assert (row.known_at <= end).all()
-            assert (row.known_at > end - 60_000_000_000).all() or bar.index[0] - bars.index[place - 1] > pd.Timedelta(
-                minutes=1
-            )
 
 
 def test_feature_stream_advance_past_bucket_end_emits_row(real_bars):

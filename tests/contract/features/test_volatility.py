@@ -8,12 +8,12 @@ import pytest
 import talib
 
 from tests.contract.doors import FAMILIES, compute_family_columns, range_variances
+from tests.contract.features.plain import FLOOR, atr, correlation, deviation, returns, true_ranges, window
 
 volatility = FAMILIES["volatility"]
 
 UNSTABLE = 600
 KNOWN = ("natr_14", "bollinger_place_20", "bollinger_width_20")
-FLOOR = 1e-6
 
 
 @pytest.mark.parametrize(("symbol", "minutes"), [("ES", 5), ("SPY", 5), ("XAUUSD", 5), ("ES", 60)])
@@ -30,23 +30,6 @@ def test_volatility_standard_indicators_equal_talib(real_frame, markets, symbol,
     for name, want in wanted.items():
         got = found[name]
         assert np.abs(got - want)[UNSTABLE:].max() <= 1e-6 * got[UNSTABLE:].std(), name
-
-
-def returns(frame, i, n):
-    return np.diff(np.log(frame.close[i - n : i + 1]))
-
-
-def deviation(frame, i, n):
-    return max(np.std(returns(frame, i, n)), FLOOR)
-
-
-def true_ranges(frame, i, n):
-    return np.array(
-        [
-            max(frame.high[k], frame.close[k - 1]) - min(frame.low[k], frame.close[k - 1])
-            for k in range(i - n + 1, i + 1)
-        ]
-    )
 
 
 def over_window(variance):
@@ -77,12 +60,15 @@ def yang_zhang(frame, i):
 def choppiness(frame, i):
     before = frame.close[i - 14]
     reach = max(*frame.high[i - 13 : i + 1], before) - min(*frame.low[i - 13 : i + 1], before)
-    return math.log(true_ranges(frame, i, 14).sum() / reach) / math.log(14) if reach else 0.0
+    return math.log(window(true_ranges(frame), i, 14).sum() / reach) / math.log(14) if reach else 0.0
 
 
-def downside(frame, i):
-    squares = returns(frame, i, 48) ** 2
-    return squares[returns(frame, i, 48) < 0].sum() / squares.sum() - 0.5 if squares.sum() else 0.0
+def downside(n):
+    def reference(frame, i):
+        moves = returns(frame, i, n)
+        return (moves[moves < 0] ** 2).sum() / (moves**2).sum() - 0.5 if moves.any() else 0.0
+
+    return reference
 
 
 def jump_share(frame, i):
@@ -91,22 +77,15 @@ def jump_share(frame, i):
     return 1 - math.pi / 2 * 48 / 47 * (size[1:] * size[:-1]).sum() / realised if realised else 0.0
 
 
-def surprise(frame, i):
-    atr = true_ranges(frame, 14, 14).mean()
-    for span in true_ranges(frame, i - 1, i - 15):
-        atr = (13 * atr + span) / 14
-    return true_ranges(frame, i, 1)[0] / max(atr, FLOOR * frame.close[i - 1]) - 1
-
-
 def dispersion(frame, i):
-    spans = true_ranges(frame, i, 48)
+    spans = window(true_ranges(frame), i, 48)
     return spans.std() / spans.mean() if spans.mean() else 0.0
 
 
 def moment(power, centre):
     def reference(frame, i):
-        window = returns(frame, i, 48)
-        return np.mean((window - window.mean()) ** power) / window.std() ** power - centre if np.ptp(window) else 0.0
+        moves = returns(frame, i, 48)
+        return np.mean((moves - moves.mean()) ** power) / moves.std() ** power - centre if np.ptp(moves) else 0.0
 
     return reference
 
@@ -115,11 +94,6 @@ def median_jump_share(frame, i):
     size = np.abs(returns(frame, i, 48))
     middle = [sorted(size[k - 1 : k + 2])[1] ** 2 for k in range(1, 47)]
     return 1 - math.pi / (6 - 4 * 3**0.5 + math.pi) * 48 / 46 * sum(middle) / (size**2).sum() if size.any() else 0.0
-
-
-def downside_12(frame, i):
-    moves = returns(frame, i, 12)
-    return (moves[moves < 0] ** 2).sum() / (moves**2).sum() - 0.5 if moves.any() else 0.0
 
 
 def ewma_ratio(frame, i):
@@ -135,21 +109,9 @@ def of_deviations(frame, i):
     return spreads.std() / spreads.mean()
 
 
-def atr(frame, i):
-    value = true_ranges(frame, 14, 14).mean()
-    values = [value]
-    for span in true_ranges(frame, i, i - 14):
-        values.append((13 * values[-1] + span) / 14)
-    return np.maximum(values, FLOOR * frame.close[14 : i + 1])
-
-
 def atr_place(frame, i):
-    window = atr(frame, i)[-96:]
-    return (window[-1] - window.min()) / np.ptp(window) - 0.5 if np.ptp(window) else 0.0
-
-
-def channel_width(frame, i):
-    return (frame.high[i - 47 : i + 1].max() - frame.low[i - 47 : i + 1].min()) / atr(frame, i)[-1] / 48**0.5 - 1
+    recent = window(atr(frame), i, 96)
+    return (recent[-1] - recent.min()) / np.ptp(recent) - 0.5 if np.ptp(recent) else 0.0
 
 
 def range_asymmetry(frame, i):
@@ -157,17 +119,9 @@ def range_asymmetry(frame, i):
     return (h + low - 2 * o).sum() / (h - low).sum() if (h - low).any() else 0.0
 
 
-def next_size_and(of):
-    def reference(frame, i):
-        size, before = np.abs(returns(frame, i, 48)), of(returns(frame, i - 1, 48))
-        return np.corrcoef(before, size)[0, 1] if np.ptp(before) and np.ptp(size) else 0.0
-
-    return reference
-
-
 TWINS = {
     "choppiness_14": choppiness,
-    "downside_share_48": downside,
+    "downside_share_48": downside(48),
     "parkinson_ratio_24": lambda f, i: math.log(parkinson(f, i) / deviation(f, i, 24)),
     "garman_klass_ratio_24": lambda f, i: math.log(garman_klass(f, i) / parkinson(f, i)),
     "rogers_satchell_ratio_24": lambda f, i: math.log(rogers_satchell(f, i) / garman_klass(f, i)),
@@ -175,20 +129,22 @@ TWINS = {
     "deviation_ratio_6_48": lambda f, i: math.log(deviation(f, i, 6) / deviation(f, i, 48)),
     "deviation_ratio_24_96": lambda f, i: math.log(deviation(f, i, 24) / deviation(f, i, 96)),
     "jump_share_48": jump_share,
-    "range_surprise_14": surprise,
+    "range_surprise_14": lambda f, i: true_ranges(f)[i] / atr(f)[i - 1] - 1,
     "range_dispersion_48": dispersion,
     "skew_48": moment(3, 0.0),
     "kurtosis_48": moment(4, 3.0),
     "median_jump_share_48": median_jump_share,
-    "downside_share_12": downside_12,
+    "downside_share_12": downside(12),
     "ewma_ratio_48": ewma_ratio,
     "deviation_dispersion_12_48": of_deviations,
-    "squeeze_20": lambda f, i: 2 * f.close[i - 19 : i + 1].std() / (1.5 * atr(f, i)[-1]) - 1,
-    "channel_width_48": channel_width,
+    "squeeze_20": lambda f, i: 2 * f.close[i - 19 : i + 1].std() / (1.5 * atr(f)[i]) - 1,
+    "channel_width_48": lambda f, i: (
+        (window(f.high, i, 48).max() - window(f.low, i, 48).min()) / atr(f)[i] / 48**0.5 - 1
+    ),
     "range_asymmetry_24": range_asymmetry,
     "atr_place_96": atr_place,
-    "leverage_48": next_size_and(lambda x: x),
-    "clustering_48": next_size_and(np.abs),
+    "leverage_48": lambda f, i: correlation(returns(f, i - 1, 48), np.abs(returns(f, i, 48))),
+    "clustering_48": lambda f, i: correlation(np.abs(returns(f, i - 1, 48)), np.abs(returns(f, i, 48))),
 }
 
 

@@ -7,6 +7,7 @@ import pytest
 import talib
 
 from tests.contract.doors import FAMILIES, compute_family_columns
+from tests.contract.features.plain import atr, correlation, returns, share, window
 
 volume = FAMILIES["volume"]
 
@@ -36,17 +37,12 @@ def test_volume_standard_indicators_equal_talib(real_frame, markets, symbol, min
         assert np.abs(got - want)[UNSTABLE:].max() <= 1e-6 * got[UNSTABLE:].std(), name
 
 
-def window(x, i, n):
-    return x[i - n + 1 : i + 1]
-
-
-def share(a, b):
-    return a / b if b else 0.0
-
-
 def surprise(frame, i):
-    usual = window(frame.volume, i - 1, 20).mean()
-    return share(frame.volume[i] - usual, frame.volume[i] + usual)
+    return balance(frame.volume[i], window(frame.volume, i - 1, 20).mean())
+
+
+def balance(a, b):
+    return share(a - b, a + b)
 
 
 def obv_share(frame, i):
@@ -60,19 +56,6 @@ def money_flow(frame, i):
     return share(np.dot(place, traded), traded.sum())
 
 
-def atr(frame, i):
-    value = None
-    for k in range(1, i + 1):
-        span = max(frame.high[k], frame.close[k - 1]) - min(frame.low[k], frame.close[k - 1])
-        value = [] if value is None else value
-        if isinstance(value, list):
-            value.append(span)
-            value = np.mean(value) if len(value) == 14 else value
-        else:
-            value = (13 * value + span) / 14
-    return max(value, 1e-6 * frame.close[i])
-
-
 def gap_to_vwap(frame, i, first):
     typical = (frame.high + frame.low + frame.close)[first : i + 1] / 3
     traded = frame.volume[first : i + 1]
@@ -82,51 +65,29 @@ def gap_to_vwap(frame, i, first):
 def vwap_gap(n):
     def reference(frame, i):
         typical, mean = gap_to_vwap(frame, i, i - n + 1)
-        return (frame.close[i] - (typical.mean() if mean is None else mean)) / atr(frame, i)
+        return (frame.close[i] - (typical.mean() if mean is None else mean)) / atr(frame)[i]
 
     return reference
 
 
 def vwap_tilt(frame, i):
     typical, mean = gap_to_vwap(frame, i, i - 47)
-    return 0.0 if mean is None else (mean - typical.mean()) / atr(frame, i)
+    return 0.0 if mean is None else (mean - typical.mean()) / atr(frame)[i]
 
 
 def session_vwap_gap(frame, i):
     _, mean = gap_to_vwap(frame, i, np.flatnonzero(frame.session == frame.session[i])[0])
-    return (frame.close[i] - (frame.close[i] if mean is None else mean)) / atr(frame, i)
-
-
-def trend(frame, i):
-    short, long = window(frame.volume, i, 12).mean(), window(frame.volume, i, 96).mean()
-    return share(short - long, short + long)
+    return (frame.close[i] - (frame.close[i] if mean is None else mean)) / atr(frame)[i]
 
 
 def force(frame, i):
     flow = np.diff(frame.close[: i + 1]) * frame.volume[1 : i + 1]
-    signed, total = flow[:13].mean(), np.abs(flow[:13]).mean()
-    for value in flow[13:]:
-        signed, total = (12 * signed + 2 * value) / 14, (12 * total + 2 * abs(value)) / 14
-    return share(signed, total)
-
-
-def correlation(of):
-    def reference(frame, i):
-        a, b = of(np.diff(np.log(window(frame.close, i, 49)))), window(frame.volume, i, 48)
-        return np.corrcoef(a, b)[0, 1] if np.ptp(a) and np.ptp(b) else 0.0
-
-    return reference
-
-
-def autocorrelation(frame, i):
-    now, before = window(frame.volume, i, 48), window(frame.volume, i - 1, 48)
-    return np.corrcoef(now, before)[0, 1] if np.ptp(now) and np.ptp(before) else 0.0
+    return share(exponential(flow, 13), exponential(np.abs(flow), 13))
 
 
 def session_pace(frame, i):
     session = frame.volume[: i + 1][frame.session[: i + 1] == frame.session[i]].mean()
-    usual = window(frame.volume, i, 96).mean()
-    return share(session - usual, session + usual)
+    return balance(session, window(frame.volume, i, 96).mean())
 
 
 def exponential(x, n):
@@ -143,7 +104,7 @@ def klinger(frame, i):
 
 
 def price_volume_share(frame, i):
-    flow = np.diff(np.log(window(frame.close, i, 49))) * window(frame.volume, i, 48)
+    flow = returns(frame, i, 48) * window(frame.volume, i, 48)
     return share(flow.sum(), np.abs(flow).sum())
 
 
@@ -168,18 +129,18 @@ TWINS = {
     "vwap_gap_24": vwap_gap(24),
     "vwap_gap_96": vwap_gap(96),
     "vwap_tilt_48": vwap_tilt,
-    "volume_autocorrelation_48": autocorrelation,
+    "volume_autocorrelation_48": lambda f, i: correlation(window(f.volume, i, 48), window(f.volume, i - 1, 48)),
     "session_volume_pace": session_pace,
     "klinger_34_55": klinger,
     "price_volume_share_48": price_volume_share,
     "ease_of_movement_14": ease_of_movement,
     "breakout_volume_24": breakout_volume,
     "session_vwap_gap": session_vwap_gap,
-    "volume_trend_12_96": trend,
+    "volume_trend_12_96": lambda f, i: balance(window(f.volume, i, 12).mean(), window(f.volume, i, 96).mean()),
     "volume_dispersion_48": lambda f, i: share(window(f.volume, i, 48).std(), window(f.volume, i, 48).mean()),
     "force_13": force,
-    "return_volume_correlation_48": correlation(lambda x: x),
-    "size_volume_correlation_48": correlation(np.abs),
+    "return_volume_correlation_48": lambda f, i: correlation(returns(f, i, 48), window(f.volume, i, 48)),
+    "size_volume_correlation_48": lambda f, i: correlation(np.abs(returns(f, i, 48)), window(f.volume, i, 48)),
 }
 
 

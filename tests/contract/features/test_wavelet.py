@@ -3,6 +3,7 @@
 import numpy as np
 
 from tests.contract.doors import FAMILIES, SCALES, compute_family_columns
+from tests.contract.features.plain import deviation, returns
 
 wavelet = FAMILIES["wavelet"]
 
@@ -16,23 +17,17 @@ def detail(frame, i, scale):
 
 def share(scale):
     def reference(frame, i):
-        moves = np.diff(np.log(frame.close[i - 96 - scale + 1 : i + 1]))
-        power = (moves**2).sum()
+        power = (returns(frame, i, 95 + scale) ** 2).sum()
         return sum(detail(frame, k, scale) ** 2 for k in range(i - 95, i + 1)) / power if power else 0.0
 
     return reference
 
 
-def normal_detail(scale):
-    def reference(frame, i):
-        spread = max(np.std(np.diff(np.log(frame.close[i - 96 : i + 1]))), 1e-6)
-        return detail(frame, i, scale) * scale**0.5 / spread
-
-    return reference
-
-
 TWINS = {f"haar_share_{scale}": share(scale) for scale in SCALES}
-TWINS |= {f"haar_detail_{scale}": normal_detail(scale) for scale in SCALES}
+TWINS |= {
+    f"haar_detail_{scale}": lambda f, i, scale=scale: detail(f, i, scale) * scale**0.5 / deviation(f, i, 96)
+    for scale in SCALES
+}
 
 
 def test_wavelet_columns_equal_reference(either_frame, markets, check_columns):
