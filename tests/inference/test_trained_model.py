@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from ml_factory.errors import CheckpointError, SettingsError
-from ml_factory.inference.predict import TrainedModel, installed_library_versions
+from ml_factory.inference.predict import TrainedModel
+from ml_factory.models.base import installed_library_versions
 from ml_factory.storage.serialization import deserialize_state, serialize_state
 
 NAMES = ("rsi_14", "atr_14", "rsi_14@60m")
