@@ -62,18 +62,18 @@ class StderrHandler(logging.Handler):
 def cli_training_progress(model: str, as_json: bool) -> Iterator[Callable[[int, dict], None]]:
     """Yield the epoch callback of a training: a line per epoch of a network, none per block of a booster."""
     with cli_progress_bars(as_json, what=f"training {model}"):
-        quiet = as_json or not find_model_spec(model).windowed
-        yield lambda epoch, metrics: None if quiet else stderr_console.print(_epoch_line(model, epoch, metrics))
+
+        def show(epoch: int, metrics: dict) -> None:
+            named = {name: value for name, value in metrics.items() if name != "seconds" and value is not None}
+            losses = " ".join(f"{name} {value:.4f}" for name, value in named.items())
+            stderr_console.print(f"training {model}: {epoch} {losses}")
+
+        yield (lambda *_: None) if as_json or not find_model_spec(model).windowed else show
 
 
 def cli_status_printer(as_json: bool):
     """Return the function that prints a run's status line; with JSON output it prints nothing."""
     return (lambda line: None) if as_json else stderr_console.print
-
-
-def _epoch_line(model: str, epoch: int, metrics: dict) -> str:
-    losses = " ".join(f"{key} {value:.4f}" for key, value in metrics.items() if key != "seconds" and value is not None)
-    return f"training {model}: {epoch} {losses}"
 
 
 def run_verb(as_json: bool, what: str, work: Callable[[], Any]) -> Any:

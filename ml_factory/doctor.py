@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from ml_factory.checkpoints.compute_session import configured_hours_remaining
 from ml_factory.errors import SettingsError, UnresponsiveMountError
 from ml_factory.hardware import cores
-from ml_factory.inference.predict import installed_library_versions
 from ml_factory.lazy_module import EXTRAS, missing_package_error
+from ml_factory.models.base import installed_library_versions
 from ml_factory.storage.workspace import Workspace, on_colab, parse_raw_bars_name
 
 NEEDED = (
@@ -45,7 +45,9 @@ def run_doctor_checks(workspace: Workspace) -> list[DoctorCheck]:
         good = not missing or name in EXTRAS  # the base prepares and predicts without what an extra brings
         checks.append(DoctorCheck(name, versions.get(name, "absent"), good, advice if missing else ""))
     if "torch" in versions:
-        checks.append(DoctorCheck("device", _device()))
+        # Imported here, so that the other verbs start without torch.
+        device, spec = (importlib.import_module(f"ml_factory.training.{name}") for name in ("device", "spec"))
+        checks.append(DoctorCheck("device", device.pick_device(spec.TrainSpec()).kind))
     checks.append(DoctorCheck("cores", str(cores())))
     if on_colab():
         try:
@@ -64,9 +66,3 @@ def run_doctor_checks(workspace: Workspace) -> list[DoctorCheck]:
     checks.append(DoctorCheck("workspace", f"{workspace.root} ({free / 1e9:.1f} GB free)", not advice, advice))
     checks.append(DoctorCheck("raw bars", ", ".join(raw) or "none: prepare --symbol DEMO makes a synthetic market"))
     return checks
-
-
-def _device() -> str:
-    # Imported here, so that the other verbs start without torch.
-    device, spec = (importlib.import_module(f"ml_factory.training.{name}") for name in ("device", "spec"))
-    return device.pick_device(spec.TrainSpec()).kind

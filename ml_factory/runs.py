@@ -1,9 +1,7 @@
 """Runs: one attempt at a computation, opened once: its folder, checkpoints, lock, log, status and machine."""
 
-import importlib.metadata
 import logging
 import os
-import platform
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +20,12 @@ from ml_factory.code_fingerprint import code_commit
 from ml_factory.errors import NotPreparedError, SettingsError, did_you_mean
 from ml_factory.hardware import cores
 from ml_factory.lazy_module import check_packages_installed
-from ml_factory.models.base import describe_differences, fit_environment, merge_inexact_reasons
+from ml_factory.models.base import (
+    describe_differences,
+    fit_environment,
+    installed_library_versions,
+    merge_inexact_reasons,
+)
 from ml_factory.models.registry import BOOSTERS, find_model_spec
 from ml_factory.settings import TASKS, RunSettings
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
@@ -58,9 +61,7 @@ def run_machine_facts(spec: RunSettings) -> dict:
 
 def machine_and_library_versions(libraries: Iterable[str], threads: int) -> dict:
     """Return processor, threads, Python, and the versions of numpy, pandas, scipy and of these libraries."""
-    versions = {name: _version(name) for name in sorted({*LIBRARIES, *libraries})}
-    there = {name: version for name, version in versions.items() if version}
-    return fit_environment(threads=threads, python=platform.python_version(), **there)
+    return fit_environment(threads=threads, **installed_library_versions(sorted({*LIBRARIES, *libraries})))
 
 
 def _graphics() -> str:
@@ -70,13 +71,6 @@ def _graphics() -> str:
     ]
     names = [line.split(":", 1)[1].strip() for text in texts for line in text.splitlines() if line.startswith("Model:")]
     return ", ".join(names) or "none"
-
-
-def _version(library: str) -> str:
-    try:
-        return importlib.metadata.version(library)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def checkpoint_minutes_from_environment(usual: float = 30.0) -> float:

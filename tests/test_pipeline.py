@@ -25,8 +25,8 @@ from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.tracking.run_log import SUMMARY
-from ml_factory.workflows import folds, prepare, prepared_dataset
 from ml_factory.workflows import load_prepared as load
+from ml_factory.workflows import prepare, prepared_dataset
 from tests.small_data import FEW_COLUMNS, SMALL_DATA
 from tests.tracking.metrics_table import read_log
 
@@ -378,39 +378,6 @@ def test_predict_bars_before_test_rows_raise_unless_all_rows(finished, tmp_path)
 
 
 # ---- folds, stack, report ------------------------------------------------------------------------------------------
-
-
-def test_cross_validate_after_kill_reuses_finished_folds(prepared, monkeypatch):
-    def cross_validate(**options):
-        return pipeline.cross_validate(prepared, "DEMO", H, "xgboost", folds=3, model_settings=BOOSTER, **options)
-
-    build, built = folds.build_model, []
-
-    def dying(*words, **settings):
-        if settings.get("seed") is not None:
-            built.append(words)
-            if len(built) == 3:
-                raise Killed
-        return build(*words, **settings)
-
-    monkeypatch.setattr(folds, "build_model", dying)
-    with pytest.raises(Killed):
-        cross_validate()
-    monkeypatch.setattr(folds, "build_model", build)
-    again = cross_validate()
-    assert again.resumed_from == 2 and "2 folds found done" in again.summary()
-    whole = cross_validate(fresh=True)
-    assert whole.resumed_from is None and whole.run_id == f"{again.run_id}-2"
-    pd.testing.assert_frame_equal(again.folds, whole.folds)
-    pd.testing.assert_frame_equal(pd.read_parquet(again.path), whole.folds)
-    assert cross_validate().resumed_from == 3
-    assert set(whole.folds["name"]) == {"xgboost", "xgboost_uncalibrated", *BASELINES}
-    assert len(whole.fold_table) == 3
-    gains = whole.folds.loc[whole.folds["name"] == "xgboost", "log_loss_gain"]
-    assert whole.gain_mean == pytest.approx(gains.mean())
-    test_rows = pipeline.load_labels(prepared, "DEMO", H).index[pipeline.load_splits(prepared, "DEMO", H)["test"]]
-    labels = pipeline.load_labels(prepared, "DEMO", H)
-    assert whole.fold_table["test"].sum() == (labels["label_end"] < test_rows[0]).sum()  # all but the test rows
 
 
 def test_stack_of_two_models_writes_pooled_predictions_and_report(prepared):

@@ -17,7 +17,6 @@ from ml_factory.commands.options import (
     Horizons,
     Json,
     Texts,
-    check_data_prepared,
     check_raw_bars_exist,
     parse_settings,
     split_commas,
@@ -148,8 +147,7 @@ def audit(
         cuts: Number of cuts; empty: 50, the full form.
         fresh: Ignore earlier proofs.
     """
-    place = market.check(horizon, models=model)
-    check_data_prepared(place, market.symbol)
+    place = market.check(horizon, models=model, prepared=True)
     result = run_verb(market.as_json, f"proving {market.symbol}", lambda: pipeline.audit(
         place, market.symbol, horizon or None, cuts=cuts, fresh=fresh, models=model or None
     ))  # fmt: skip

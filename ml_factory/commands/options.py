@@ -81,13 +81,13 @@ class Market(Place):
 
     def check(
         self, horizons: Sequence[int] = (), *, models: Sequence[str] = (), seed: int = 0, data: str | None = None,
-        make: bool = False,
+        make: bool = False, prepared: bool = False,
     ) -> Workspace:  # fmt: skip
-        """Return the workspace after cheap checks of the arguments. Raises SettingsError, BarsError, WorkspaceError.
+        """Return the workspace after cheap checks of the arguments. Raises FactoryError.
 
         models : names; "stack" is accepted.
         data : a file that must exist.
-        make : as of `open`.
+        make : as of `open`. prepared : data of the symbol must be prepared; the reader checks whether they are valid.
         """
         check_symbol(self.symbol)
         for horizon in horizons:
@@ -98,7 +98,15 @@ class Market(Place):
         check_seed(seed)
         if data is not None and "://" not in data:
             check_file_exists(Path(data).expanduser())
-        return self.open(make)
+        place = self.open(make)
+        if prepared and not files.is_file(place.processed(self.symbol) / PREPARED):
+            check_raw_bars_exist(place, self.symbol)
+            raise NotPreparedError(
+                "Nothing is prepared for this symbol yet", where=place.processed(self.symbol),
+                wanted="features and labels",
+                next_step=f"run: python -m ml_factory prepare --symbol {self.symbol} (notebook 01)",
+            )  # fmt: skip
+        return place
 
 
 @Parameter(name="*")
@@ -192,17 +200,6 @@ def check_symbol_stored(workspace: Workspace, symbol: str) -> None:
             "Nothing is stored of this symbol", where=workspace.root, got=symbol,
             wanted=", ".join(sorted(found)) or "any: the workspace is empty", next_step="name another with --symbol",
         )  # fmt: skip
-
-
-def check_data_prepared(workspace: Workspace, symbol: str) -> None:
-    """Raise NotPreparedError unless prepared data exist for this symbol; the reader checks whether they are valid."""
-    if files.is_file(workspace.processed(symbol) / PREPARED):
-        return
-    check_raw_bars_exist(workspace, symbol)
-    raise NotPreparedError(
-        "Nothing is prepared for this symbol yet", where=workspace.processed(symbol), wanted="features and labels",
-        next_step=f"run: python -m ml_factory prepare --symbol {symbol} (notebook 01)",
-    )  # fmt: skip
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:

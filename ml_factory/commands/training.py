@@ -23,7 +23,6 @@ from ml_factory.commands.options import (
     Seed,
     Setting,
     Texts,
-    check_data_prepared,
     parse_settings,
 )
 from ml_factory.lazy_module import LazyModule
@@ -44,8 +43,7 @@ def train(
     model: Model = "xgboost",
 ) -> None:
     """Train, resume, or load the finished run. Example: `python -m ml_factory train --symbol MES --model lstm`"""
-    place = market.check((horizon,), models=(model,), seed=run.seed)
-    check_data_prepared(place, market.symbol)
+    place = market.check((horizon,), models=(model,), seed=run.seed, prepared=True)
     further = process_rank() > 0  # of several processes rank 0 prints
     settings = parse_settings(run.setting)
     with cli_training_progress(model, market.as_json or further) as on_epoch:
@@ -70,9 +68,8 @@ def cross_validate(
         window: Rows of a rolling window; empty: as the first fold has.
     """
     check_fold_scheme(scheme)
-    place = market.check((horizon,), models=(model,), seed=run.seed)
+    place = market.check((horizon,), models=(model,), seed=run.seed, prepared=True)
     settings = parse_settings(run.setting)
-    check_data_prepared(place, market.symbol)
     run_verb(market.as_json, f"cross-validating {model}", lambda: pipeline.cross_validate(
         place, market.symbol, horizon, model, model_settings=settings,
         scheme=schemes.FoldSchemeSpec(scheme, folds, test_blocks, window), **run.pipeline_arguments(market.as_json),
@@ -88,8 +85,7 @@ def stack(
 
     Example: `python -m ml_factory stack --base-model xgboost --base-model lstm`
     """
-    place = market.check((horizon,), models=base_model, seed=run.seed)
-    check_data_prepared(place, market.symbol)
+    place = market.check((horizon,), models=base_model, seed=run.seed, prepared=True)
     settings = split_settings_by_model(base_model, parse_settings(run.setting), "--set")
     run_verb(market.as_json, f"stacking {', '.join(base_model)}", lambda: pipeline.stack(
         place, market.symbol, horizon, base_model, folds=folds, model_settings=settings,
@@ -111,8 +107,7 @@ def evaluate(
         title: Title of the report.
         run: Id of a run to compare; several times. Empty: each model's newest.
     """
-    place = market.check((horizon,), models=model)
-    check_data_prepared(place, market.symbol)
+    place = market.check((horizon,), models=model, prepared=True)
     run_verb(market.as_json, "evaluating", lambda: pipeline.evaluate(
         place, market.symbol, horizon, model or None, title=title, runs=run
     ))  # fmt: skip
@@ -174,8 +169,7 @@ def plan(
         units_per_hour: Compute units that this runtime takes per hour, for a price.
     """
     check_units_per_hour(units_per_hour)
-    place = market.check((horizon,), models=model, seed=seed)
-    check_data_prepared(place, market.symbol)
+    place = market.check((horizon,), models=model, seed=seed, prepared=True)
     settings = split_settings_by_model(model or available_models(), parse_settings(setting), "--set")
     run_verb(market.as_json, "warming up", lambda: pipeline.plan(
         place, market.symbol, horizon, model or None, seed=seed, quick=quick_from_environment(quick), tasks=task,

@@ -35,9 +35,9 @@ from ml_factory.inference.predict import (
     PredictionSpec,
     TrainedModel,
     add_prediction_splits,
-    installed_library_versions,
 )
 from ml_factory.lazy_module import missing_package_error
+from ml_factory.models.base import installed_library_versions
 from ml_factory.models.registry import find_model_spec, registered_source_hash
 from ml_factory.storage.files import files
 from ml_factory.storage.serialization import deserialize_state, serialize_state

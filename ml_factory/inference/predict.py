@@ -3,8 +3,6 @@
 A `TrainedModel` is a model with all it needs to predict from feature rows: preprocessing, feature names, calibration.
 """
 
-import importlib.metadata
-import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -24,25 +22,13 @@ from ml_factory.evaluation.calibration import Calibration, condition_on_classes
 from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.lazy_module import import_module_or_explain
-from ml_factory.models.base import CLASSES, ModelBase, softmax
+from ml_factory.models.base import CLASSES, ModelBase, installed_library_versions, softmax
 from ml_factory.models.registry import build_model_from_state
 from ml_factory.models.session_clock_offset import SessionClockOffset
 from ml_factory.targets.labels import LabelSpec, stored_label_classes
 from ml_factory.targets.primary_rule import primary_rule_side
 
 FORMAT = "ml_factory.model/2"
-WATCHED = ("numpy", "pandas", "scikit-learn", "xgboost", "lightgbm", "catboost", "torch")
-
-
-def installed_library_versions(names: Iterable[str] = WATCHED) -> dict[str, str]:
-    """Return installed versions of python and these packages; an absent one is left out."""
-    versions = {"python": platform.python_version()}
-    for name in names:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ QUICK = ProofSpec(cuts=10, whole_cuts=1, features=False, feed_pushes=150, fit_ro
 
 def prove(
     subject: Any, bars: pd.DataFrame, spec: ProofSpec | None = None, *, facts: dict | None = None,
-    features: Table | None = None, progress: Callable[[int, int], None] | None = None,
+    features: Table | None = None,
 ) -> Findings:  # fmt: skip
     """Test whether the subject's past depends on its future; return the moments tested, and what was found there.
 
@@ -84,7 +84,6 @@ def prove(
 
     bars : checked bars
     facts, features : facts of the market and feature rows of all bars, where they are stored
-    progress : called with (cuts done, cuts in all)
     """
     run = _ProofRun(subject, bars, spec or ProofSpec())
     with progress_phase("proof", len(bars)) as done:
@@ -92,8 +91,7 @@ def prove(
         whole = run.findings.guarded(lambda: subject.tables(bars, run.facts, features is None)) if run.facts else None
         if whole is not None:
             run.whole = whole if features is None else {"features": features, **whole}
-            run.check_cuts(progress)
-        done(len(bars))
+            run.check_cuts(done)
     if whole is not None:
         run.check_feed()
         with progress_phase("fitted", run.spec.fit_rows):
@@ -111,8 +109,11 @@ class _ProofRun:
 
     # ---- cuts ----
 
-    def check_cuts(self, progress: Callable[[int, int], None] | None) -> None:
-        """Test rows and facts at every cut, on a window and some on the file from its first bar."""
+    def check_cuts(self, done: Callable[[int], None]) -> None:
+        """Test rows and facts at every cut, on a window and some on the file from its first bar.
+
+        done : called after each cut with its share of the bars
+        """
         start, rows = self.bars.index.as_unit("ns").asi8, self.whole["features"].proven
         warm = int(np.searchsorted(start, rows[min(LEAST_ROWS, len(rows) - 1)])) + 1
         labels = {part: table for part, table in self.whole.items() if part.startswith("labels")}
@@ -134,8 +135,7 @@ class _ProofRun:
                 self.compare(cut, 0, len(self.bars), self.whole)
             if self.is_spread(number) and cut.first >= head:
                 self.check_facts(cut)
-            if progress:
-                progress(number + 1, len(self.cuts))
+            done(len(self.bars) * (number + 1) // len(self.cuts) - len(self.bars) * number // len(self.cuts))
 
     @property
     def bar_minutes(self) -> int:

@@ -161,28 +161,8 @@ def compare(
     return found
 
 
-def compare_arrays(part: str, name: str, got: object, wanted: np.ndarray, reference: str) -> list[Leak]:
-    """Return a leak where an array differs from its reference in any bit."""
-    wrong = unequal_rows(got, wanted)
-    return [mismatch(part, name, len(wrong), f"row {wrong[0]}", reference)] if len(wrong) else []
-
-
-def compare_positions(part: str, got: object, wanted: Mapping[str, np.ndarray], reference: str) -> list[Leak]:
-    """Return the parts of a split, name -> positions, that differ from the reference."""
-    if not isinstance(got, Mapping) or set(got) != set(wanted):
-        return [mismatch(part, COLUMNS, 1, "the first", f"{reference}: parts {', '.join(wanted)}")]
-    found = []
-    for name, rows in wanted.items():
-        given = np.asarray(got[name])
-        if not np.array_equal(given, rows):
-            lone = np.setxor1d(given, rows)
-            first = lone[0] if len(lone) else given[np.flatnonzero(given != rows)[0]]
-            found.append(mismatch(part, name, max(1, len(lone)), f"position {first}", reference))
-    return found
-
-
 def compare_states(part: str, name: str, got: object, wanted: object, reference: str) -> list[Leak]:
-    """Return a leak where fitted numbers (of `to_dict`, `get_state`, or plain) differ in any bit."""
+    """Return a leak where arrays, positions or fitted numbers (of `to_dict`, or plain) differ in any bit."""
     where = state_difference(got, wanted)
     return [mismatch(part, f"{name}{where[0]}", where[1], "the first", reference)] if where else []
 

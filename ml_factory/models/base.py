@@ -4,6 +4,7 @@ Labels are -1, 0, +1 outside of the models and 0, 1, 2 inside.
 """
 
 import dataclasses
+import importlib.metadata
 import inspect
 import logging
 import platform
@@ -21,6 +22,7 @@ from ml_factory.storage.serialization import read_state_file as read_state
 from ml_factory.storage.serialization import write_state_file as write_state
 
 CLASSES = (-1, 0, 1)
+WATCHED = ("numpy", "pandas", "scikit-learn", "xgboost", "lightgbm", "catboost", "torch")
 FLAT_EPOCHS, FLAT_SHARE = 3, 1e-3  # epochs, and share of the loss, within which a training loss is called flat
 _log = logging.getLogger("ml_factory.training")
 
@@ -249,6 +251,17 @@ def log_flat_training_loss(history: Sequence[Mapping], rate: float) -> None:
             "The training loss is flat from the first epoch on (%.4f, then %.4f): check the learning rate, %.2g now "
             "(SETTINGS or --set learning_rate=...)", losses[0], losses[-1], rate,
         )  # fmt: skip
+
+
+def installed_library_versions(names: Iterable[str] = WATCHED) -> dict[str, str]:
+    """Return installed versions of python and these packages; an absent one is left out."""
+    versions = {"python": platform.python_version()}
+    for name in names:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
 
 
 def fit_environment(**facts: Any) -> dict:

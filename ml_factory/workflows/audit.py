@@ -17,7 +17,7 @@ from ml_factory.storage.workspace import Workspace, check_symbol, push_workspace
 from ml_factory.workflows.audit_files import Tamper, audit_prepared_files
 from ml_factory.workflows.audit_runs import MODELS, audit_finished_models, audit_sample_runs
 from ml_factory.workflows.load_prepared import load_certified_dataset, load_dataset
-from ml_factory.workflows.prove import Progress, proof_leak_table, prove_store, stored_data_settings
+from ml_factory.workflows.prove import proof_leak_table, prove_store, stored_data_settings
 
 data_plots = LazyModule("ml_factory.evaluation.data_plots")  # matplotlib comes with the extra train
 
@@ -25,8 +25,7 @@ data_plots = LazyModule("ml_factory.evaluation.data_plots")  # matplotlib comes 
 @push_workspace_on_exit
 def audit(
     workspace: Workspace | str | Path, symbol: str, horizons: Sequence[int] | None = None, *, cuts: int | None = None,
-    fresh: bool = False, progress: Progress | None = None, models: Sequence[str] | None = None,
-    tamper: Tamper | None = None,
+    fresh: bool = False, models: Sequence[str] | None = None, tamper: Tamper | None = None,
 ) -> Result:  # fmt: skip
     """Prove that nothing prepared or learnt looks ahead, and write the certificates that training requires.
 
@@ -36,7 +35,6 @@ def audit(
 
     horizons : default: all that are prepared.
     cuts : number of moments; default 50; fewer are the quick form.
-    progress : called with (builds done, builds in all).
     models : models trained on a small sample; default: a booster and a network (xgboost, lstm).
     tamper : checks the audit itself: `tamper(stage, value)` returns the value to use (None: the same object) at the
         stages of `workflows.audit_files.STAGES` (docs/guide.md). `.sentences` names leaks; nothing is written, and
@@ -58,9 +56,7 @@ def audit(
     proof, certificates = None, {}
     if not (tamper and found.leaks):  # one named leak is enough: the cuts are skipped
         fresh = fresh or spec.form == "quick" or tamper is not None  # an explicit number of cuts is always run
-        proof, certificates = prove_store(
-            store, bars, horizons, spec, fresh=fresh, also=found, progress=progress, write=tamper is None
-        )
+        proof, certificates = prove_store(store, bars, horizons, spec, fresh=fresh, also=found, write=tamper is None)
     leaks = proof.leaks if proof else found.leaks
     shown = certificates.get(horizons[0])
     cuts_made = [(pd.Timestamp(moment), why) for moment, why in shown.cuts] if shown else []

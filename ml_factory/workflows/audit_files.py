@@ -26,14 +26,11 @@ from ml_factory.leakage.tables import (
     ROWS,
     Findings,
     compare,
-    compare_arrays,
-    compare_positions,
     compare_states,
     mismatch,
 )
 from ml_factory.progress import progress_phase
 from ml_factory.seeding import seeded_generator
-from ml_factory.storage.json_values import to_json_value
 from ml_factory.storage.workspace import Workspace, require_raw_bars
 from ml_factory.targets.splits import chronological_split
 from ml_factory.workflows.build import build
@@ -124,7 +121,7 @@ def _audit_splits(labels: pd.DataFrame, splits: Mapping, spec, horizon: int, tam
         roles = {name: np.asarray(rows) for name, rows in given.items()}
         if all(rows.min() >= 0 and rows.max() < len(labels) for rows in roles.values()):
             found.add(find_unpurged_rows(labels, Split("stored", roles, spec.embargo_bars), f"split h{horizon}"))
-    found.add(compare_positions(part, given, chronological_split(labels, spec), "the rule of the split"))
+    found.add(compare_states(part, "split", given, chronological_split(labels, spec), "the rule of the split"))
 
 
 def _audit_scaler(store: DatasetStore, horizon: int, tamper, found: Findings, *, columns: int | None = None) -> None:
@@ -162,10 +159,5 @@ def _audit_dataset(data: PreparedDataset, store: DatasetStore, tamper, found: Fi
     frame = partial(compare, reference="the stored one")
     found.add(frame(f"{part}, features", given.features, wanted.features))
     found.add(frame(f"{part}, labels", given.labels, wanted.labels))
-    found.add(compare_positions(f"{part}, splits", given.splits, wanted.splits, "the stored ones"))
-    found.add(compare_states(part, "scaler", given.scaler, wanted.scaler, "the stored one"))
-    for name in ("segment", "close"):
-        found.add(compare_arrays(part, name, getattr(given, name), getattr(wanted, name), "the stored one"))
-    for name in ("symbol", "horizon", "fingerprint", "settings"):
-        if to_json_value(getattr(given, name)) != to_json_value(getattr(wanted, name)):
-            found.add([mismatch(part, name, 1, "the first", "the stored one")])
+    for name in ("splits", "scaler", "segment", "close", "symbol", "horizon", "fingerprint", "settings"):
+        found.add(compare_states(part, name, getattr(given, name), getattr(wanted, name), "the stored one"))

@@ -15,9 +15,10 @@ from ml_factory.datasets.store import open_current_store
 from ml_factory.errors import BarsError, FactoryError, NotPreparedError, SettingsError
 from ml_factory.inference.bundle import Bundle, custom_feature_modules, make_example
 from ml_factory.inference.guard_reference import GuardReference, fit_guard_reference
-from ml_factory.inference.predict import FittedModels, PredictionSpec, TrainedModel, installed_library_versions
+from ml_factory.inference.predict import FittedModels, PredictionSpec, TrainedModel
 from ml_factory.lazy_module import LazyModule
 from ml_factory.leakage.certificate import certificate_path, read_certificate
+from ml_factory.models.base import installed_library_versions
 from ml_factory.models.registry import find_model_spec, registered_source_hash
 from ml_factory.result import Result
 from ml_factory.settings import DATA_PACKAGES
@@ -90,7 +91,9 @@ def export(
             kind, file = ("onnx", name) if base == model else (f"onnx {base}", f"{name}-{base}")
             content[kind], files_of[kind] = graph, f"{file}.onnx"
     if {"pt2", "pth"} & set(formats):
-        content |= _network_files(artifact, set(formats))
+        fitted = TrainedModel.from_state(artifact.load_state()).estimator
+        makers = {"pth": state_dict.export_state_dict_bytes, "pt2": onnx_export.network_to_pt2}
+        content |= {kind: make(fitted) for kind, make in makers.items() if kind in formats}
     paths = {kind: _path(workspace, artifact, files_of[kind], out) for kind in content}
     python = [line for kind, path in paths.items() for line in _python_lines(kind, path, artifact)]
     for kind, path in paths.items():
@@ -122,13 +125,6 @@ def _check_formats(formats: Sequence[str], model: str) -> None:
             "Only a network has a state dict or a torch program", where="model", got=model, wanted="a network",
             next_step=f"export {model} as bundle or onnx",
         )  # fmt: skip
-
-
-def _network_files(artifact: Artifact, formats: set[str]) -> dict[str, bytes]:
-    """Return the torch files of a network: its state dict, its program."""
-    fitted = TrainedModel.from_state(artifact.load_state()).estimator
-    makers = {"pth": state_dict.export_state_dict_bytes, "pt2": onnx_export.network_to_pt2}
-    return {name: make(fitted) for name, make in makers.items() if name in formats}
 
 
 def _python_lines(kind: str, path: Path, artifact: Artifact) -> list[str]:
@@ -228,9 +224,10 @@ def _describe(workspace: Workspace, data: PreparedDataset, artifact: Artifact, f
         )  # fmt: skip
     report, metrics = store.facts["bars"], evaluation.metrics
     off_tick = sum(found["count"] for found in report["findings"] if found["kind"] == "off_tick")
+    stack = fitted.stack and {name: fitted.stack[name] for name in ("stack", "calibration", "spec")}
     networks = {name: source for name in fitted.models if (source := registered_source_hash(name))}
     return {name: artifact.facts[name] for name in _FACTS} | {
-        "classes": list(data.classes.values()), "spec": data.settings, "stack": _stack_state(fitted),
+        "classes": list(data.classes.values()), "spec": data.settings, "stack": stack,
         "feature_names": list(data.features.columns),
         "lookback": fitted.lookback, "warmup_bars": spec.features.warmup_bars + fitted.lookback,
         "custom": custom_feature_modules(spec), "networks": networks,
@@ -243,8 +240,3 @@ def _describe(workspace: Workspace, data: PreparedDataset, artifact: Artifact, f
         "verdict": evaluation.verdict.sentence,
         "versions": installed_library_versions() | {"ml_factory": ml_factory.__version__},
     }  # fmt: skip
-
-
-def _stack_state(fitted: FittedModels) -> dict | None:
-    """Return what a stack predicts with, as JSON values; None for a single model."""
-    return None if fitted.stack is None else {name: fitted.stack[name] for name in ("stack", "calibration", "spec")}

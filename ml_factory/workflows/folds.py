@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.argument_checks import check_fold_scheme
-from ml_factory.errors import CheckpointError, FactoryError, FileError, SettingsError
+from ml_factory.errors import CheckpointError, FactoryError, FileError
 from ml_factory.evaluation.calibration import Calibration, condition_on_classes
 from ml_factory.models.base import ModelBase, describe_differences, merge_inexact_reasons
 from ml_factory.models.registry import build_model
@@ -142,7 +142,6 @@ def plan_folds(
     labels = data.labels.iloc[rows]
     embargo = max(int(data.settings["data"]["splits"]["embargo_bars"]), lookback)
     cut = scheme.cut(labels, embargo)
-    _check_apart(cut)
     block, paths, quick_limits = np.full(len(rows), -1), None, {}
     if isinstance(cut, CombinatorialFolds):
         block, paths = np.repeat(np.arange(len(cut.edges) - 1), np.diff(cut.edges)), cut.paths
@@ -155,13 +154,6 @@ def plan_folds(
         quick_limits = {"rows of a fold": limits[-1]} if limits else {}
         cut = [(train, test) for train, _, test in kept]
     return FoldPlan(rows, labels, cut, data.full_window_mask(lookback)[rows], block, paths, quick_limits, embargo)
-
-
-def _check_apart(folds: Sequence[Fold]) -> None:
-    """Raise SettingsError where a fold predicts a row it is trained on."""
-    for number, (train, test) in enumerate(folds):
-        if np.intersect1d(train, test).size:
-            raise SettingsError("A fold trains on rows it predicts", where=f"fold {number}")
 
 
 def inner_validation_split(labels: pd.DataFrame, train: np.ndarray, share: float) -> Fold:

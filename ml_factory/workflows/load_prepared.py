@@ -10,12 +10,12 @@ from ml_factory.argument_checks import check_horizon
 from ml_factory.code_fingerprint import source_hash
 from ml_factory.datasets.store import REBUILD, DatasetStore, open_current_store
 from ml_factory.errors import NotPreparedError, WorkspaceError, refuse_damaged_content
-from ml_factory.settings import DATA_PACKAGES
+from ml_factory.leakage.certificate import require_certificate
+from ml_factory.settings import DATA_PACKAGES, certified_code_hash
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace, check_symbol
 from ml_factory.workflows.prepared_dataset import PreparedDataset
-from ml_factory.workflows.prove import require_proved_data
 
 
 def prepared_data_fingerprint(raw_hash: str, settings: dict) -> str:
@@ -51,7 +51,19 @@ def load_dataset(workspace: Workspace | str | Path, symbol: str, horizon: int) -
 def load_dataset_of_store(store: DatasetStore, horizon: int) -> PreparedDataset:
     """Build the `Dataset` of a stored data set, as `load_dataset` returns it."""
     with refuse_damaged_content(WorkspaceError, "The prepared data is damaged", where=store.folder, next_step=REBUILD):
-        data = _dataset_of_store(store, horizon)
+        rows, settings = store.load_row_facts(), store.facts["settings"]
+        data = PreparedDataset(
+            symbol=store.facts["symbol"],
+            horizon=horizon,
+            fingerprint=store.fingerprint,
+            features=store.load_features(),
+            segment=rows["segment"].to_numpy(),
+            close=rows["close"].to_numpy(),
+            labels=store.load_labels(horizon),
+            splits=store.load_splits(horizon),
+            scaler=store.load_scaler(horizon),
+            settings={"data": settings, "market": store.facts["market"], "sources": source_hash(DATA_PACKAGES)},
+        )
         if not data.features.index.is_unique:
             raise ValueError("two rows of one time")
         if (data.row < 0).any() or any(
@@ -59,22 +71,6 @@ def load_dataset_of_store(store: DatasetStore, horizon: int) -> PreparedDataset:
         ):
             raise ValueError("labels or splits of rows that the features do not have")
         return data
-
-
-def _dataset_of_store(store: DatasetStore, horizon: int) -> PreparedDataset:
-    rows, settings = store.load_row_facts(), store.facts["settings"]
-    return PreparedDataset(
-        symbol=store.facts["symbol"],
-        horizon=horizon,
-        fingerprint=store.fingerprint,
-        features=store.load_features(),
-        segment=rows["segment"].to_numpy(),
-        close=rows["close"].to_numpy(),
-        labels=store.load_labels(horizon),
-        splits=store.load_splits(horizon),
-        scaler=store.load_scaler(horizon),
-        settings={"data": settings, "market": store.facts["market"], "sources": source_hash(DATA_PACKAGES)},
-    )
 
 
 def load_features(
@@ -103,5 +99,7 @@ def load_splits(workspace: Workspace | str | Path, symbol: str, horizon: int) ->
 def load_certified_dataset(workspace: Workspace, symbol: str, horizon: int, uncertified: bool) -> PreparedDataset:
     """Load the prepared data. Raises NotPreparedError without a certificate, unless `uncertified`."""
     data = load_dataset(workspace, symbol, horizon)
-    require_proved_data(workspace.processed(symbol), symbol, horizon, data.fingerprint, uncertified)
+    if not uncertified:
+        code = certified_code_hash()
+        require_certificate(workspace.processed(symbol), symbol, horizon, subject=data.fingerprint, code=code)
     return data

@@ -196,10 +196,5 @@ def dataset_rows_with_weight(
     data: PreparedDataset, rows: np.ndarray, spec: WeightSpec | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows of positive weight, and their weights, computed from these rows alone."""
-    weights = dataset_sample_weights(data, rows, spec)
+    weights = training_weights(data.labels.iloc[rows], spec)
     return rows[weights > 0], weights[weights > 0]
-
-
-def dataset_sample_weights(data: PreparedDataset, rows: np.ndarray, spec: WeightSpec | None = None) -> np.ndarray:
-    """Compute `training_weights` of these rows, float64."""
-    return training_weights(data.labels.iloc[rows], spec)

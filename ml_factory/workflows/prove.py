@@ -2,9 +2,8 @@
 certificates.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -17,7 +16,6 @@ from ml_factory.leakage.certificate import (
     Certificate,
     certificate_path,
     read_certificate,
-    require_certificate,
     write_certificate,
 )
 from ml_factory.leakage.custom import check_custom_features
@@ -28,13 +26,12 @@ from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
 from ml_factory.workflows.build import DataUnderProof
 
-Progress = Callable[[int, int], None]
 FOLDS = 10  # per scheme in a full proof: 76 splits a horizon with combinations of two
 
 
 def prove_store(
     store: DatasetStore, bars: pd.DataFrame, horizons: Sequence[int], spec: ProofSpec = QUICK, *,
-    fresh: bool = False, also: Findings | None = None, progress: Progress | None = None, write: bool = True,
+    fresh: bool = False, also: Findings | None = None, write: bool = True,
 ) -> tuple[Findings | None, dict[int, Certificate]]:  # fmt: skip
     """Prove a prepared data set, unless its certificates do already, and write the certificates.
 
@@ -55,7 +52,7 @@ def prove_store(
         spec = replace(spec, features=True)
     facts, rows = store.facts["market"], store.load_features()
     stored = Table(rows, rows.index.as_unit("ns").asi8)
-    found = prove(subject, bars, spec, facts=facts, features=stored, progress=progress)
+    found = prove(subject, bars, spec, facts=facts, features=stored)
     for horizon in horizons:
         split = Split("stored", store.load_splits(horizon), settings.splits.embargo_bars)
         found.add(find_unpurged_rows(store.load_labels(horizon), split, f"split h{horizon}"))
@@ -90,15 +87,6 @@ def stored_data_settings(store: DatasetStore) -> DataSpec:
     stored = dict(store.facts["settings"])
     kinds = {"bars": RawBarSpec, "features": FeatureSpec, "labels": LabelSpec, "splits": SplitSpec}
     return DataSpec(**stored | {name: kind(**stored[name]) for name, kind in kinds.items()})
-
-
-def require_proved_data(processed: Path, symbol: str, horizon: int, subject: str, uncertified: bool) -> None:
-    """Refuse data without a certificate of this code, unless `uncertified`.
-
-    Raises NotPreparedError, naming the command.
-    """
-    if not uncertified:
-        require_certificate(processed, symbol, horizon, subject=subject, code=certified_code_hash())
 
 
 def describe_proof_of_store(store: DatasetStore, horizon: int) -> str:

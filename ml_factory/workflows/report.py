@@ -159,7 +159,7 @@ def report_test_period(data: PreparedDataset, evaluated: Evaluation) -> str:
 
 def model_result(
     run: Run, data: PreparedDataset, artifact: Artifact, evaluated: Evaluation, started: float, first: str, *,
-    found: str, reused: bool, reached: str, figure: Callable[[], Any], more_lines: Sequence[str] = (),
+    found: str, reused: bool, figure: Callable[[], Any], more_lines: Sequence[str] = (),
     also: Mapping[str, Any] | None = None, **own: Any,
 ) -> Result:  # fmt: skip
     """Write `report.html` into the folder of a run that made a model, and return the verb's result.
@@ -188,8 +188,8 @@ def model_result(
     written = predictions_path(workspace, artifact)
     state = {
         "run_id": run.run_id, "found": found, "reused": reused,
-        "resumed_from": None if reused else facts["resumed_from"], "reached": reached, "exact": not facts["inexact"],
-        "inexact_because": facts["inexact"],
+        "resumed_from": None if reused else facts["resumed_from"], "reached": "" if reused else facts["reached"],
+        "exact": not facts["inexact"], "inexact_because": facts["inexact"],
     }  # fmt: skip
     seconds = time.perf_counter() - started
     lines = [

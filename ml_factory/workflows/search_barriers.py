@@ -7,7 +7,6 @@ sees the training rows of the earliest such split, so that what it finds is neve
 """
 
 import logging
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -149,12 +148,6 @@ def add_found_barriers(
     return settings
 
 
-def found_barriers_names(processed: Path) -> list[str]:
-    """Return the names of all that searches have found, such as "h20-v1"."""
-    names = files.names(processed / "searched")
-    return [name.removesuffix(".json") for name in names if re.fullmatch(r"h\d+-v\d+\.json", name)]
-
-
 def _read_found_barriers(processed: Path, reference: SearchedLabelsRef) -> SearchedLabelSpec:
     """Return a searched label spec by its name, by its file, or unchanged. Raises SettingsError where there is none."""
     if isinstance(reference, SearchedLabelSpec):
@@ -163,7 +156,7 @@ def _read_found_barriers(processed: Path, reference: SearchedLabelsRef) -> Searc
     places = [Path(reference), folder / f"{reference}.json"]
     path = next((place for place in places if files.is_file(place)), None)
     if path is None:
-        existing = found_barriers_names(processed)
+        existing = [name.removesuffix(".json") for name in files.names(folder) if name.endswith(".json")]
         raise SettingsError(
             "No such searched label spec", where=places[1], got=str(reference),
             wanted=f"a file, or one of: {', '.join(existing) or 'none'}",

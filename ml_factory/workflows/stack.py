@@ -84,16 +84,15 @@ def stack(
             complete_log(run, artifact, chosen.mirror)
     evaluated = evaluate_artifacts(workspace, data, {"stack": artifact})
     weights = pd.DataFrame(artifact.facts["weights"]).set_index("model")
-    reached, resumed = ("", None) if reused else (artifact.facts["reached"], artifact.facts["resumed_from"])
     comparison = tuple(
         report.report_comparison_sentence("stack", who, gain) for who, gain in evaluated.reference_gains.items()
     )
-    begun = f", resumed at {reached}" if reached else ""
-    begun = f", {resumed} out-of-fold parts found done" if resumed else begun
+    reached, resumed = (artifact.facts[name] for name in ("reached", "resumed_from"))
+    begun = f", {resumed} out-of-fold parts found done" if resumed else f", resumed at {reached}" if reached else ""
     return report.model_result(
         run, data, artifact, evaluated, started,
-        f"stack of {', '.join(base_models)} on {symbol}, horizon {horizon}{begun}", found=found, reused=reused,
-        reached=reached, figure=lambda: plots.plot_stack_weights(weights), more_lines=comparison,
+        f"stack of {', '.join(base_models)} on {symbol}, horizon {horizon}{'' if reused else begun}", found=found,
+        reused=reused, figure=lambda: plots.plot_stack_weights(weights), more_lines=comparison,
         base_models=list(base_models), weights=weights, comparison=comparison,
         lineage=pd.DataFrame(ArtifactRegistry(workspace.models).lineage(artifact)),
     )  # fmt: skip

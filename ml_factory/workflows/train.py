@@ -16,9 +16,9 @@ from ml_factory.errors import CheckpointError, FactoryError, SettingsError
 from ml_factory.evaluation.calibration import Calibration, condition_on_classes, floored_log_probabilities
 from ml_factory.evaluation.metrics import classification_metrics
 from ml_factory.features.custom import own_features_line
-from ml_factory.inference.predict import TrainedModel, installed_library_versions, times_of_splits
+from ml_factory.inference.predict import TrainedModel, times_of_splits
 from ml_factory.lazy_module import LazyModule
-from ml_factory.models.base import ModelBase, ModelFitResult, merge_inexact_reasons
+from ml_factory.models.base import ModelBase, ModelFitResult, installed_library_versions, merge_inexact_reasons
 from ml_factory.models.importances import feature_importance_table
 from ml_factory.models.registry import build_model, find_model_spec
 from ml_factory.process_identity import process_rank
@@ -96,14 +96,11 @@ def train(
                 given.load_state(artifact.load_state()["model_state"])
     evaluated = evaluate_artifacts(workspace, data, {model: artifact})
     facts, history = artifact.facts, pd.DataFrame(artifact.facts["history"])
-    resumed = None if reused else facts["resumed_from"]
-    unit = "epoch" if find_model_spec(model).windowed else "block"
-    reached = "" if resumed is None else f"{unit} {resumed}"
-    begun = f"resumed after {reached}" if reached else "trained from the start"
+    begun = f"resumed after {facts['reached']}" if facts["reached"] else "trained from the start"
     how = "was finished before; loaded" if reused else begun
     return report.model_result(
         run, data, artifact, evaluated, started, f"{model} on {symbol}, horizon {horizon}: {how}", found=found,
-        reused=reused, reached=reached,
+        reused=reused,
         figure=lambda: plots.plot_learning_curves(
             history, best_epoch=facts["best_epoch"], resumed_from=facts["resumed_from"],
             prior=evaluated.prior_loss,
@@ -280,10 +277,12 @@ def _facts(
 ) -> dict[str, Any]:
     spec = run.settings
     # Limits that the user's own settings equal are QUICK's only where the values agree.
-    expected = QuickLimits().settings_for(find_model_spec(spec.model).family)
+    model = find_model_spec(spec.model)
+    expected, unit = QuickLimits().settings_for(model.family), "epoch" if model.windowed else "block"
     limits = {name: value for name, value in dict(spec.settings).items() if expected.get(name) == value}
     return run_facts(data, run) | {
         "history": result.history, "best_epoch": result.best_epoch, "resumed_from": result.resumed_from,
+        "reached": "" if result.resumed_from is None else f"{unit} {result.resumed_from}",
         "machine": result.machine | {"compiles": result.compiles} if result.machine else {},
         "exact": not inexact, "inexact": inexact, "limited": quick_limits | limits if spec.quick else {},
     }  # fmt: skip

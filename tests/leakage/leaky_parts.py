@@ -8,9 +8,7 @@ import pandas as pd
 
 from ml_factory.data.resample import resample_bars
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec, _infer_calendar, _infer_tick
-from ml_factory.leakage.blind import Split
 from ml_factory.targets.labels import triple_barrier_labels
-from ml_factory.targets.splits import purged_kfold
 from ml_factory.workflows.build import DataUnderProof
 from tests.leakage.catalogue import Learning, early_stopping, leak, rows_of
 
@@ -28,12 +26,6 @@ class UnfinishedHour(Learning):
         hour = whole.iloc[: len(hours) + 1]
         known_at = np.minimum(hour["known_at"], bars.index.as_unit("ns").asi8[-1] + MINUTE_NS)
         return hour.assign(known_at=known_at).set_axis(pd.DatetimeIndex(known_at, tz="UTC"))
-
-
-@leak("frame 60m", "(rows)")
-class LeftLabelled(Learning):
-    def spoilt_hours(self, hours, bars, facts):
-        return hours.assign(known_at=hours["start"]).set_axis(pd.DatetimeIndex(hours["start"], tz="UTC"))
 
 
 @leak("features", "(rows)")
@@ -87,22 +79,13 @@ class FileVolume(ReadAgain):
 # ---- labels --------------------------------------------------------------------------------------------------------
 
 
-def acquired(labels: pd.DataFrame, rows: np.ndarray, earlier: pd.Timedelta) -> pd.DataFrame:
-    """The labels with these rows said to be proven earlier than they are, though never before they begin."""
-    end = labels["label_end"].where(~rows, np.maximum(labels["label_end"] - earlier, labels.index.to_series()))
-    return labels.assign(label_end=end)
-
-
-@leak("labels h10", "(rows)")
-class ProvenABarEarly(Learning):
-    def spoilt_labels(self, labels, bars, facts):
-        return acquired(labels, np.ones(len(labels), bool), pd.Timedelta(minutes=5))
-
-
 @leak("labels h10", "(rows)")
 class AmbiguousProvenEarly(Learning):
+    """Proven a bar earlier than it is, though never before it begins."""
+
     def spoilt_labels(self, labels, bars, facts):
-        return acquired(labels, (labels["barrier"] == "ambiguous").to_numpy(), pd.Timedelta(minutes=5))
+        earlier = np.maximum(labels["label_end"] - pd.Timedelta(minutes=5), labels.index.to_series())
+        return labels.assign(label_end=labels["label_end"].where(labels["barrier"] != "ambiguous", earlier))
 
 
 @leak("labels h10", "label")
@@ -131,21 +114,6 @@ class FileBarriers(Learning):
 # ---- splits --------------------------------------------------------------------------------------------------------
 
 
-@leak("split h10", "fold 1: train against test")
-class Unpurged(Learning):
-    def splits(self, labels):
-        rows = np.arange(len(labels))
-        blocks = np.array_split(rows, 3)
-        return [Split(f"fold {k}", {"train": np.delete(rows, block), "test": block}) for k, block in enumerate(blocks)]
-
-
-@leak("split h10", "fold 1: train against test")
-class ShortEmbargo(Learning):
-    def splits(self, labels):
-        folds = purged_kfold(labels, 3, 15)
-        return [Split(f"fold {k}", {"train": train, "test": test}, 16) for k, (train, test) in enumerate(folds)]
-
-
 @leak("split h10", "holdout: validation against test")
 class UnpurgedHoldout(Learning):
     """A single validation row whose label ends among the test rows."""
@@ -155,14 +123,6 @@ class UnpurgedHoldout(Learning):
         roles = dict(holdout.roles)
         roles["validation"] = np.append(roles["validation"], roles["test"][0] - 1)
         return [replace(holdout, roles=roles), *folds]
-
-
-@leak("split h10", "shuffled: train against test")
-class Shuffled(Learning):
-    def splits(self, labels):
-        rows = np.random.default_rng(0).permutation(len(labels))
-        cut = int(len(rows) * 0.8)
-        return [Split("shuffled", {"train": np.sort(rows[:cut]), "test": np.sort(rows[cut:])})]
 
 
 # ---- what is learnt ------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from ml_factory.targets.labels import KINDS, label_classes
 from ml_factory.targets.weights import training_weights
 from ml_factory.workflows.evaluation import (
     best_baseline,
+    dataset_gain_over_forecast,
     dataset_weighted_prior_loss,
     prepared_dataset_baselines,
     prepared_dataset_metrics,
@@ -40,6 +41,15 @@ def data():
 
 def metrics_with_baselines(data, train, rows, forecasts):
     return prepared_dataset_metrics(data, rows, forecasts | prepared_dataset_baselines(data, train, rows), "prior")
+
+
+def test_prior_baseline_counts_each_clear_training_row_once(data):
+    train, test = np.arange(600), np.arange(600, N)
+    table = metrics_with_baselines(data, train, test, {})
+    clear, assessed = train[data.unambiguous_mask[train]], test[data.unambiguous_mask[test]]
+    share = np.array([np.mean(data.y[clear] == side) for side in (-1, 0, 1)])
+    by_hand = -np.log(share[data.y[assessed] + 1]).mean()
+    assert table.loc["prior", "log_loss"] == pytest.approx(by_hand, rel=1e-12)
 
 
 def test_best_baseline_without_clear_rows_is_prior(data):
@@ -80,3 +90,17 @@ def test_clock_baseline_counts_clear_training_rows_by_bars_left(data):
     assert counts.sum() and prepared_dataset_baselines(data, train, one_bar_left)["clock"] == pytest.approx(
         np.tile(wanted, (counts.sum(), 1)), rel=1e-12
     )
+
+
+def test_gain_over_matches_hand_computed_gain_on_clear_rows():
+    random = np.random.default_rng(0)
+    ours, other, y = random.dirichlet((2, 2, 2), 90), random.dirichlet((2, 2, 2), 90), random.integers(-1, 2, 90)
+    clear, rows = random.random(90) < 0.8, np.arange(10, 80)
+    labels = pd.DataFrame(index=pd.date_range("2024-01-01", periods=90, freq="5min", tz="UTC"))
+    data = SimpleNamespace(unambiguous_mask=clear, y=y, horizon=3, labels=labels)
+    gain, low, high = dataset_gain_over_forecast(data, rows, ours[rows], other[rows])
+    kept = rows[clear[rows]]
+    by_hand = np.log(ours[kept, y[kept] + 1] / other[kept, y[kept] + 1])
+    assert gain == pytest.approx(by_hand.mean(), abs=1e-12) and low < gain < high
+    assert high - gain == pytest.approx(gain - low)
+    assert dataset_gain_over_forecast(data, rows, ours[rows], ours[rows]) == (0.0, 0.0, 0.0)

@@ -52,4 +52,6 @@ def test_evaluate_headline_shows_model_chosen_on_validation_rows(prepared, monke
     monkeypatch.setattr(evaluation, "prepared_dataset_metrics", disturbed)
     found = pipeline.evaluate(prepared, "DEMO", 5)
     facts = parse_json(found.report_path.with_suffix(".json").read_text())
+    assert "lightgbm was chosen on validation rows" in found.report_path.read_text()
+    assert all(f"\n{name} " in found.summary() for name in ("xgboost", "lightgbm", "prior"))  # a table
     assert facts["chosen"] == facts["backtest"]["model"] == "lightgbm" and sorted(calls) == [False, True]

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -42,18 +41,6 @@ LONG = """
 DROP VIEW IF EXISTS long; CREATE VIEW long AS SELECT 'MES' AS symbol, '2000-01-01Z'::timestamptz + i * interval '1 min'
 AS ts, i / 2.0::float8 AS open, i + 0.1::float8 AS high, sqrt(i) AS low, i::float8 AS close, i::bigint AS volume
 FROM generate_series(1, {rows}) i
-"""
-# A child that is killed between two batches.
-KILLED = """
-import os, signal, sys
-from ml_factory.data.databases.selected_rows import SelectedRows
-from ml_factory.workflows.export_data import export_data
-batches = SelectedRows.batches
-def killed(self):
-    yield from batches(self)
-    os.kill(os.getpid(), signal.SIGKILL)
-SelectedRows.batches = killed
-export_data(sys.argv[1], sys.argv[2], table="bars", symbol="ES=F")
 """
 
 
@@ -221,18 +208,6 @@ def test_export_of_ended_backend_is_one_line_and_leaves_no_file(server, tmp_path
     said = one_line(error)
     assert "connection to the database was lost" in said and "run the same command again" in said
     assert not list(tmp_path.iterdir())
-
-
-def test_killed_export_leaves_the_older_file_and_starts_again(server, tmp_path):
-    path = tmp_path / "es.parquet"
-    path.write_bytes(b"older")
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, server.source(), str(path)], cwd=ROOT, timeout=120,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert done.returncode == -signal.SIGKILL and path.read_bytes() == b"older" and len(list(tmp_path.iterdir())) == 2
-    assert export_data(server.source(), path, table="bars", symbol="ES=F").rows == len(pd.read_parquet(path)) == 1000
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["es.parquet", "es.parquet.json"]
 
 
 # ---- names and values ------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 from ml_factory import argument_checks, pipeline
 from ml_factory.errors import FactoryError
 from ml_factory.evaluation.baselines import BASELINES
-from ml_factory.evaluation.calibration import Calibration
+from ml_factory.evaluation.calibration import Calibration, floored_log_probabilities
 from ml_factory.evaluation.metrics import row_log_loss
 from ml_factory.runs import FitCheckpoints, open_run
 from ml_factory.settings import make_run_settings
@@ -296,7 +296,9 @@ def test_each_fold_is_fitted_stopped_and_calibrated_on_its_own_training_rows(pre
         usable = plan.usable[test]
         np.testing.assert_array_equal(model.predicted[:, 0], data.row[plan.rows[test[usable]]])
         assert not usable.all() and (np.isfinite(forecasts.forecasts[number]).all(axis=1) == usable).all()
-        assert forecasts.calibrations[number] != Calibration()
+        y = data.y[dataset_rows_with_weight(data, held_out)[0]]
+        log_p = floored_log_probabilities(np.tile([0.2, 0.3, 0.5], (len(y), 1)))
+        assert forecasts.calibrations[number] == Calibration.fit(log_p, y, horizon=HORIZON) != Calibration()
 
 
 def test_inner_validation_of_twelve_rows_matches_docstring():

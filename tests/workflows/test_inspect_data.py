@@ -7,10 +7,14 @@ import pytest
 from ml_factory import pipeline
 from ml_factory.data.io import import_bars
 from ml_factory.data.synthetic import synthetic_bars
+from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import LookAheadError, NotPreparedError, SettingsError
 from ml_factory.features import custom
+from ml_factory.features.build import FeatureSpec
 from ml_factory.features.custom import feature
+from ml_factory.settings import DataSpec
 from ml_factory.storage.workspace import Workspace
+from ml_factory.workflows.prove import stored_data_settings
 
 BARS = synthetic_bars(days=12, seed=4)
 
@@ -19,7 +23,8 @@ BARS = synthetic_bars(days=12, seed=4)
 def place(tmp_path_factory) -> Workspace:
     made = Workspace(tmp_path_factory.mktemp("views"))
     import_bars(BARS.drop(BARS.index[3000:3007]).reset_index(), made, "MES")
-    pipeline.prepare(made, "MES", (10,))
+    few = FeatureSpec(frames=(15, 60), families=("momentum", "volume", "calendar"))
+    pipeline.prepare(made, "MES", (10,), settings=DataSpec(features=few))
     return made
 
 
@@ -86,7 +91,8 @@ def test_try_feature_with_look_ahead_on_user_bars_raises(place, monkeypatch):
 
 
 def test_prepare_result_phases_list_rows_and_seconds(place):
-    phases = pipeline.prepare(place, "MES", (12,)).phases
+    settings = stored_data_settings(DatasetStore.current(place.processed("MES")))
+    phases = pipeline.prepare(place, "MES", (12,), settings=settings).phases
     assert list(phases.index) == [
         "reading", "checking", "labels 12", "scaler 12", "refitting scaler 12", "proof", "live feed", "fitted",
     ]  # fmt: skip
@@ -94,4 +100,4 @@ def test_prepare_result_phases_list_rows_and_seconds(place):
     assert (phases.loc[["reading", "proof"], "rows"] == bars).all()
     assert phases.loc["scaler 12", "rows"] == len(taught)
     assert (phases["seconds"] >= phases["compiling"]).all()
-    assert pipeline.prepare(place, "MES", (12,)).phases.empty
+    assert pipeline.prepare(place, "MES", (12,), settings=settings).phases.empty

@@ -46,8 +46,10 @@ def test_leaderboard_keeps_full_run_counts_trials_and_lists_models_of_other_data
         return found, found.frame.set_index("model")
 
     full = pipeline.train(prepared, "DEMO", 5, "linear", uncertified=True)
-    quick = pipeline.train(prepared, "DEMO", 5, "linear", quick=True, uncertified=True)
-    pipeline.train(prepared, "DEMO", 5, "lightgbm", quick=True, uncertified=True)
+    own = {"rounds": 7}  # in place of QUICK's limit, and a QUICK run all the same
+    quick = pipeline.train(prepared, "DEMO", 5, "linear", quick=True, model_settings=own, uncertified=True)
+    pipeline.train(prepared, "DEMO", 5, "lightgbm", quick=True, model_settings=own, uncertified=True)
+    assert quick.limited == {}
     found, table = board()
     assert table.loc["linear", "run_id"] == full.run_id != quick.run_id and not table.loc["linear", "quick"]
     assert table.loc["lightgbm", "quick"] and found.trials == {"DEMO": 3}

@@ -12,13 +12,12 @@ from ml_factory.data.resample import resample_bars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import SettingsError
-from ml_factory.evaluation.calibration import condition_on_classes
 from ml_factory.features.build import FeatureSpec
 from ml_factory.leakage.proof import ProofSpec, prove
 from ml_factory.settings import DataSpec
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets import make_labels, primary_rule
-from ml_factory.targets.labels import LabelSpec, label_classes
+from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.make_labels import meta_labels
 from ml_factory.workflows.build import DataUnderProof
 from tests.small_data import FEW_COLUMNS, SMALL_DATA_WORDS
@@ -126,11 +125,3 @@ def test_cli_prepare_invalid_meta_label_options_exit_2_in_one_line(prepared: Wor
     assert code == 2 and "Only meta-labels have a primary side" in err
     with pytest.raises(SettingsError, match="against"):
         LabelSpec(kind="meta", primary=COLUMN, against="yes")
-
-
-def test_restrict_classes_renormalises_probabilities_of_given_classes():
-    p_N3 = np.array([[0.5, 0.3, 0.2], [0.0, 0.9, 0.1], [np.nan] * 3])
-    np.testing.assert_array_equal(condition_on_classes(p_N3), p_N3)
-    reported = condition_on_classes(p_N3, label_classes("meta").values())
-    np.testing.assert_allclose(reported, [[0, 0.6, 0.4], [0, 0.9, 0.1], [np.nan] * 3])
-    assert label_classes("direction") == {"short": -1, "neutral": 0, "long": 1}

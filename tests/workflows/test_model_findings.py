@@ -12,7 +12,7 @@ from ml_factory.evaluation.baselines import BASELINES
 from ml_factory.evaluation.metrics import row_log_loss
 from ml_factory.storage.json_values import parse_json
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows import evaluation
+from ml_factory.workflows import evaluation, report
 from ml_factory.workflows.load_prepared import load_dataset
 
 SETTINGS = {"rounds": 150, "min_leaf": 1.0}
@@ -53,6 +53,12 @@ def test_findings_of_run_are_in_result_summary_page_and_json(trained):
     assert facts["backtest"]["run_id"] == result.run_id and "Validation rows, by least edge" in page
     verdict = facts["verdicts"]["xgboost"]
     assert verdict["sentence"] == result.verdict.sentence and f"{verdict['gain_best']:+.4f}" in shown
+    assert f"{verdict['gain_best']:+.4f} ({verdict['gain_best_low']:+.4f}" in shown
+    assert f"Evaluated on all {result.verdict.rows:,}" in page or "test rows, those with a full input window" in page
+    assert "xgboost was chosen on validation rows" not in page and "Information coefficient of xgboost" in page
+    assert "synthetic market with a planted edge" in page and "QUICK limited" not in page
+    shares = [f"{one:.4f}" for name in ("predicted", "observed") for one in result.calibration[name]]
+    assert len(shares) == 6 and all(share in page for share in shares)
     losses = {row["name"]: row["log_loss"] for row in facts["metrics"]}
     assert losses == pytest.approx(result.metrics.query("split == 'test'").set_index("name")["log_loss"].to_dict())
     assert all(f"{loss:.4f}" in page for loss in losses.values())
@@ -76,3 +82,24 @@ def test_find_model_issues_reads_gains_of_each_part_over_prior_of_training_rows(
     test, gains = data.unambiguous_mask[rows["test"]], seen["month"]
     assert list(gains.index) == sorted(set(data.labels.index[rows["test"]].strftime("%Y-%m")))
     assert gains.sum() / test.sum() == pytest.approx(result.verdict.gain_best)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [(0.01, 0.03, "beats"), (-0.03, -0.01, "is worse than"), (-0.01, 0.03, "does not differ measurably from")],
+)
+def test_report_compares_stack_with_equal_pool(low, high, words):
+    said = report.report_comparison_sentence("stack", "equal_pool", ((low + high) / 2, low, high))
+    assert f"stack {words} the plain mean of its models (equal_pool): {(low + high) / 2:+.4f} nats" in said
+    assert ("The learnt weights show no advantage" in said) == (low <= 0)
+
+
+def test_left_out_sentence_separates_purged_and_inferred_rows():
+    assert report.report_left_out_rows({"purged": 1_234, "inferred": 0}) == report.report_left_out_rows(
+        {"purged": 1_234}
+    )
+    assert "1,234 rows whose labels reach across an edge" in report.report_left_out_rows({"purged": 1_234})
+    both = report.report_left_out_rows({"purged": 8, "inferred": 5_520})
+    assert "8 rows whose labels" in both and both.endswith(
+        "5,520 rows of the sessions that calendar or tick were inferred from."
+    )

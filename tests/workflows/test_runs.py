@@ -132,7 +132,7 @@ def test_cross_validate_and_stack_in_second_rank_raise_and_write_nothing(verb, p
 
 
 def test_cross_validate_with_scheme_spec_uses_window(prepared):
-    scheme = FoldSchemeSpec("walk_forward_rolling", 2, window=300)
+    scheme = FoldSchemeSpec("walk_forward_rolling", 2, window=120)
     settings = {"rounds": 2, "depth": 2}
     found = pipeline.cross_validate(prepared, "DEMO", 5, "xgboost", scheme=scheme, model_settings=settings, quick=True)
-    assert found.scheme == "walk_forward_rolling" and found.fold_table["train"].max() <= 300
+    assert found.scheme == "walk_forward_rolling" and found.fold_table["train"].max() <= 120

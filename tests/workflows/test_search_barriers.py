@@ -1,7 +1,8 @@
 """Barriers searched for on prepared data: off by default, blind to rows that judge."""
 
 import json
-from dataclasses import asdict, replace
+from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -11,14 +12,12 @@ from ml_factory import pipeline
 from ml_factory.data.io import import_bars
 from ml_factory.data.resample import resample_bars
 from ml_factory.data.sessions import MarketSpec
-from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import SettingsError
 from ml_factory.features.build import FeatureSpec
 from ml_factory.result import Result
 from ml_factory.runs import count_trials
 from ml_factory.settings import DataSpec
-from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.barrier_search import BarrierSearchRows, BarrierSearchSpec, SearchedLabelSpec
 from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
@@ -37,19 +36,6 @@ def search(place: Workspace, spec: BarrierSearchSpec = SPEC) -> Result:
 
 def bars_of(place: Workspace) -> pd.DataFrame:
     return pd.read_parquet(place.raw_bars("DEMO")).set_index("timestamp")
-
-
-def test_search_barriers_leaves_prepared_data_and_default_spec_unchanged(prepared):
-    before = DatasetStore.current(prepared.processed("DEMO"))
-    unsearched = {name: value for name, value in asdict(DataSpec()).items() if name != "searched"}
-    assert fingerprint_json(DataSpec().to_dict()) == fingerprint_json(unsearched)
-    search(prepared)
-    assert (
-        DatasetStore.current(prepared.processed("DEMO")).fingerprint == before.fingerprint
-    )  # a search changes no data
-    again = pipeline.prepare(prepared, "DEMO", (5,), settings=SMALL_DATA)
-    assert (again.fingerprint, again.reused) == (before.fingerprint, True)
-    assert "searched" not in before.facts["settings"]
 
 
 def test_search_barriers_result_sets_labels_and_records_seen_rows(prepared):
@@ -85,7 +71,9 @@ def test_search_barriers_result_sets_labels_and_records_seen_rows(prepared):
 
 
 def test_search_barriers_again_finds_same_file_and_other_search_adds_one(prepared):
+    before = DatasetStore.current(prepared.processed("DEMO")).fingerprint
     first, again = search(prepared), search(prepared)
+    assert DatasetStore.current(prepared.processed("DEMO")).fingerprint == before  # a search changes no data
     assert again.reused and not first.reused and again.path == first.path
     pd.testing.assert_frame_equal(again.grid, first.grid)
     assert count_trials(prepared, "DEMO") == 1
@@ -117,38 +105,6 @@ def test_search_barriers_ignores_bars_after_seen_rows(prepared, tmp_path):
     assert found(sooner, "sooner") != same
 
 
-@pytest.mark.soak
-def test_prepare_with_barriers_searched_on_other_bars_raises(tmp_path):
-    """Bars that follow what was seen may come and change; one tick in what was seen may not, wherever the spec lies."""
-    bars = synthetic_bars(days=14, seed=4)
-    settings = DataSpec(calendar="cme", tick=0.25)
-
-    def prepare(name: str, table: pd.DataFrame, **more) -> Result:
-        place = Workspace(tmp_path / name)
-        import_bars(table.reset_index(), place, "OTHER")
-        return pipeline.prepare(place, "OTHER", (5,), **({"settings": settings} | more))
-
-    prepare("one", bars.iloc[:-2000])
-    found = pipeline.search_barriers(tmp_path / "one", "OTHER", 5, SPEC)
-    seen = int(bars.index.searchsorted(pd.Timestamp(found.seen_rows["until"]))) - 1
-    later = bars.copy()
-    later.iloc[seen + 5 :, :4] *= 1.01
-    for name, table in (("one", bars), ("later", later)):
-        assert prepare(name, table, searched=found.path).label_balance.loc[5].sum() > 500
-
-    moved = bars.copy()
-    moved.iloc[seen // 2, moved.columns.get_loc("low")] -= 0.25
-    place = prepare("moved", moved).folder.parent
-    before = DatasetStore.current(place).fingerprint
-    for name, table in (("moved", moved), ("short", bars.iloc[300:])):
-        with pytest.raises(SettingsError, match="bars changed since these barriers were searched") as reported:
-            prepare(name, table, searched=found.path)
-        assert found.seen_rows["until"] in str(reported.value) and "prepare --search" in str(reported.value)
-    assert DatasetStore.current(place).fingerprint == before  # what was prepared stays
-    with pytest.raises(SettingsError, match="bars changed since"):
-        prepare("tick", bars, settings=replace(settings, tick=0.5), searched=found.path)
-
-
 @pytest.mark.parametrize("session_end", ["session", "drop", "span"])
 def test_search_rows_end_before_first_validation_row_for_all_barriers(session_end):
     """Splits of the labels of every corner of what may be tried, on bars that stop anywhere."""
@@ -166,6 +122,17 @@ def test_search_rows_end_before_first_validation_row_for_all_barriers(session_en
             assert train[-1] < judging[0] <= first
             moved += judging[0] < first
     assert moved
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_prepare_refuses_barriers_searched_on_bars_that_changed_and_takes_later_bars(prepared, later):
+    found = search(prepared)
+    raw = pd.read_parquet(prepared.raw_bars("DEMO"))
+    seen = int(raw["timestamp"].searchsorted(pd.Timestamp(found.seen_rows["until"])))
+    raw.loc[seen + 5 if later else seen // 2, "low"] -= 0.25
+    raw.to_parquet(prepared.raw_bars("DEMO"))
+    with nullcontext() if later else pytest.raises(SettingsError, match=r"bars changed since.*prepare --search"):
+        pipeline.prepare(prepared, "DEMO", (5,), settings=SMALL_DATA, searched=found.path)
 
 
 def test_prepare_with_search_that_saw_validation_rows_raises(prepared):
