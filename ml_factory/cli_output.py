@@ -10,9 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ml_factory.heartbeat import Heartbeat
 from ml_factory.models.registry import find_model_spec
-from ml_factory.progress import ProgressPhase, format_duration, report_progress_to
+from ml_factory.progress import Heartbeat, ProgressPhase, format_duration, report_progress_to
 
 stderr_console = Console(stderr=True, highlight=False)
 
@@ -41,8 +40,7 @@ def cli_progress_bars(as_json: bool, console: Console = stderr_console, *, what:
                 bars.reset(tasks[one.name])
             count = f"{one.done:,} {one.of}" + (f", {one.rate:,.0f} a second" if one.rate >= 1.0 else "")
             left = f", {format_duration(one.left)} left" if one.left and not one.over else ""
-            note = ", compiling on first use" if one.compiling else ""
-            bars.update(tasks[one.name], total=one.rows, completed=one.done, count=count + left + note)
+            bars.update(tasks[one.name], total=one.rows, completed=one.done, count=count + left)
             if one.over:
                 bars.stop_task(tasks[one.name])
 

@@ -1,18 +1,21 @@
-"""Progress of long work, reported to registered watchers.
+"""Progress of long work, reported to registered watchers, and as a status line every few seconds.
 
 The work runs in `with phase("features", rows) as done: … done(n)`; a watcher (progress bars, a result's table) is a
 function of a Phase, called when it begins, moves and ends. A phase inside another is part of it, and not reported.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 
 from ml_factory.lazy_module import LazyModule
 
-compilations = LazyModule("ml_factory.compile_times")
+numba_events = LazyModule("numba.core.event")
+
+SECONDS = 4.0  # between two lines of a pipe
 
 Watcher = Callable[["ProgressPhase"], None]
 _watchers: list[Watcher] = []
@@ -31,7 +34,6 @@ class ProgressPhase:
     seconds : seconds since it began.
     over : True after its end.
     compiled : seconds of these in which kernels were compiled, once per machine.
-    compiling : True while kernels are compiled.
     """
 
     name: str
@@ -40,7 +42,6 @@ class ProgressPhase:
     seconds: float = 0.0
     over: bool = False
     compiled: float = 0.0
-    compiling: bool = False
     of: str = "rows"
     start: int = 0
     began: float = field(default_factory=time.perf_counter)
@@ -62,8 +63,6 @@ class ProgressPhase:
         """Format name, count, total, rate and seconds left, where known."""
         count = f"{self.done:,} of {self.rows:,} {self.of}" if self.rows else f"{self.done:,} {self.of}"
         parts = [f"{self.name}: {count}" if self.rows or self.done else self.name]
-        if self.compiling:
-            parts.append("compiling on first use")
         if self.rate >= 1.0:
             parts.append(f"{self.rate:,.0f} a second")
         if self.left is not None:
@@ -131,10 +130,63 @@ def progress_phase(
     outermost = _inside.set(True)
     notify()
     try:
-        with compilations.record_compile_times(current, notify):
+        with numba_events.install_timer("numba:compile", lambda seconds: setattr(current, "compiled", seconds)):
             yield done
         current.rows = current.done = current.done if current.rows is None else current.rows
     finally:
         _inside.reset(outermost)
         current.over = True
         notify()
+
+
+class Heartbeat:
+    """Calls `write(line)` every `seconds` from its own thread, from `start` or `with` until `stop`.
+
+    what : the work as a whole; its line includes the current phase.
+    first : seconds until the first line.
+
+    Attribute `phase`: the last one that moved.
+    """
+
+    def __init__(self, write: Callable[[str], None], what: str = "", *, seconds: float = SECONDS, first: float = 0.0):
+        self.what, self._write, self._seconds, self._first = what, write, seconds, first or seconds
+        self.phase: ProgressPhase | None = None
+        self._ended = threading.Event()
+        self._began = time.perf_counter()
+
+    def start(self) -> "Heartbeat":
+        self._began = time.perf_counter()
+        add_progress_watcher(self._moved)
+        # In the caller's context: a notebook's output then belongs to the cell that started it.
+        target = copy_context().run
+        self._thread = threading.Thread(target=target, args=(self._beat,), name="heartbeat", daemon=True)
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Stop; no line is written after this."""
+        self._ended.set()
+        remove_progress_watcher(self._moved)
+        self._thread.join()
+
+    def __enter__(self) -> "Heartbeat":
+        return self.start()
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def line(self) -> str:
+        """Format work, phase, total and time left, and the seconds so far."""
+        parts = [self.what] if self.what else []
+        if self.phase is not None and not self.phase.over:
+            parts.append(self.phase.line())
+        return ", ".join([*(parts or ["working"]), f"{time.perf_counter() - self._began:.0f} s so far"])
+
+    def _moved(self, phase: ProgressPhase) -> None:
+        self.phase = phase
+
+    def _beat(self) -> None:
+        pause = self._first
+        while not self._ended.wait(pause):
+            self._write(self.line())
+            pause = self._seconds

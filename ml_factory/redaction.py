@@ -19,20 +19,8 @@ _SECRET_WORDS = {
 }  # fmt: skip
 _SECRET_SUFFIXES = ("PASSWORD", "PASSWD", "PASSPHRASE", "TOKEN", "SECRET", "APIKEY")
 _OTHER_WORDS = {
-    "PATH",
-    "FILE",
-    "DIR",
-    "NAME",
-    "TYPE",
-    "HOST",
-    "PORT",
-    "SOCK",
-    "SIZE",
-    "TIMEOUT",
-    "MODE",
-    "LIMIT",
-    "COUNT",
-}
+    "PATH", "FILE", "DIR", "NAME", "TYPE", "HOST", "PORT", "SOCK", "SIZE", "TIMEOUT", "MODE", "LIMIT", "COUNT",
+}  # fmt: skip
 _NOT_SECRET = {"PWD", "OLDPWD", "SSH_CONNECTION"}
 _SHORTEST = 8  # characters; a shorter secret would match ordinary text
 _PATH = re.compile(r"(~|\.{1,2}|[A-Za-z]:)?([/\\][\w.+ -]+)+[/\\]?")
@@ -108,13 +96,12 @@ def known_secrets() -> list[str]:
 
 
 def _names_secret(name: str, value: str) -> bool:
-    name = name.upper().removesuffix("_ID") if name.upper().endswith("KEY_ID") else name.upper()
+    name = name.upper()
     words = name.split("_")
     if name in _NOT_SECRET or words[-1] in _OTHER_WORDS:
         return False
-    if name.endswith(_SECRET_SUFFIXES):
-        return True
-    return not _SECRET_WORDS.isdisjoint(words[-2:]) and not _ORDINARY.fullmatch(value)
+    named = not _SECRET_WORDS.isdisjoint(words[-2:]) and not _ORDINARY.fullmatch(value)
+    return named or name.endswith(_SECRET_SUFFIXES)
 
 
 def _is_path(value: str) -> bool:

@@ -35,7 +35,7 @@ from ml_factory.storage.workspace import Workspace, check_symbol
 from ml_factory.tracking.run_snapshot import RunSnapshot
 from ml_factory.tracking.tracker import Tracker
 from ml_factory.tracking.wandb_process import wandb_mirror_mode
-from ml_factory.tracking.wandb_restore import restore_wandb_artifact, try_restore_from_wandb
+from ml_factory.tracking.wandb_restore import restore_from_wandb, try_restore_from_wandb
 
 LIBRARIES = ("numpy", "pandas", "scipy")
 FOLD_FILES = "fold-*.state"  # of finished folds, in a run's folder
@@ -300,7 +300,7 @@ class Run(RunFolder):
         return Tracker(self.run_id, self.settings.to_dict(), self.folder / "log", mirror=mirror, snapshot=snapshot)
 
     def _snapshot(self) -> RunSnapshot:
-        return RunSnapshot(self.run_id, str(self.manager.folder.folder), ((str(self.folder), FOLD_FILES),))
+        return RunSnapshot(self.run_id, str(self.manager.folder.folder), str(self.folder), FOLD_FILES)
 
     @property
     def kind(self) -> str:
@@ -365,12 +365,12 @@ class Run(RunFolder):
             where, step = f"run {self.run_id}", 'SOURCE = "registry" finds it here, or trains it'
             if not online:
                 raise NotPreparedError("No W&B key to load a model from W&B", where=where, next_step=step)
-            if restore_wandb_artifact(registry, self.kind, self.run_id) is None:
+            if not restore_from_wandb(self.run_id, registry, [self.kind]):
                 raise NotPreparedError("W&B has no such model", where=where, next_step=step)
         elif online and not options.fresh and (self.kind or not self.ended):  # an ended run may have been cleaned up
             known = self.kind and registry.find(self.settings.symbol, kind=self.kind, run_id=self.run_id)
             if not known and not self.progress():
-                try_restore_from_wandb(self.manager, self._snapshot(), registry, [self.kind] if self.kind else [])
+                try_restore_from_wandb(self.run_id, registry, [self.kind] if self.kind else [], self._snapshot())
 
 
 def finished_folds(folder: Path, model: str) -> tuple[int, int]:

@@ -25,7 +25,7 @@ FIT_PACKAGES = (
 )  # fmt: skip
 # What computes no number of a model or a data set: it makes no run another one, and no certificate void.
 COMPUTES_NOTHING = (
-    "commands", "serving", "recipes", "tpu", "tracking", "cli.py", "cli_output.py", "doctor.py", "heartbeat.py",
+    "commands", "serving", "recipes", "tpu", "tracking", "cli.py", "cli_output.py", "doctor.py",
     "interrupt.py", "notebook.py", "notebook_panel.py", "notebook_parameters.py", "notebook_suite.py",
     "evaluation/plot_style.py", "evaluation/data_plots.py", "evaluation/plots.py", "evaluation/recipe_plots.py",
     "evaluation/html_report.py", "workflows/report.py", "workflows/clean.py", "workflows/plan.py", "result.py",

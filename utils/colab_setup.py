@@ -111,10 +111,11 @@ def setup_colab_environment(
     root = _choose_root(workspace, colab, notes)
     tpu, gpu = runtime.tpu_chip(), runtime.gpu_name()
     installed = ()
+    in_bucket = str(root or "").startswith("gs://")
     if install == "always" or (install and colab):
-        extra = tuple(runtime.read_requirement_lines(runtime.BUCKETS)) if _in_bucket(root) else ()
+        extra = tuple(runtime.read_requirement_lines(runtime.BUCKETS)) if in_bucket else ()
         installed = runtime.install_missing_packages(runtime.requirements_for_runtime(colab, tpu), extra)
-    if colab and _in_bucket(root):
+    if colab and in_bucket:
         _sign_in(root)
     versions = runtime.installed_versions()
     runtime.check_torch_xla_pair(versions)
@@ -166,7 +167,7 @@ def mount_drive(mountpoint: "str | os.PathLike | None" = None) -> str:
         return ""
     try:
         importlib.import_module("google.colab.drive").mount(str(mountpoint), force_remount=state == "dead")
-    except (ImportError, *_colab_failures()) as error:
+    except Exception as error:  # noqa: BLE001 - google.colab has errors of its own, and needs a page and a kernel
         return f"{type(error).__name__}: {error}".removesuffix(": ")
     try:
         mounted = "MyDrive" in Remote(str(mountpoint)).names()
@@ -194,9 +195,9 @@ def safe_stop(seconds: float = 300, logs=()) -> bool:
             drive.flush_and_unmount(timeout_ms=int(1000 * seconds))
 
     managers = importlib.import_module("ml_factory.checkpoints.manager").open_checkpoint_managers()
-    stop = importlib.import_module("ml_factory.checkpoints.safe_stop").safe_stop
-    stopped = stop(seconds, logs=logs, flush=flush, managers=managers)
-    return stopped.safe
+    return importlib.import_module("ml_factory.checkpoints.safe_stop").safe_stop(
+        managers, seconds, logs=logs, flush=flush
+    )
 
 
 def _mount_state(mountpoint: Path) -> str:
@@ -235,11 +236,6 @@ def _choose_root(workspace, colab: bool, notes: list[str]):
     return LOCAL_ROOT
 
 
-def _in_bucket(root: object) -> bool:
-    """Return True for a workspace at gs://bucket/prefix."""
-    return str(root or "").startswith("gs://")
-
-
 def _sign_in(address: str) -> None:
     """Sign in to Google Cloud through the page, unless a key file or an emulator is configured.
 
@@ -249,27 +245,11 @@ def _sign_in(address: str) -> None:
         return
     try:
         importlib.import_module("google.colab.auth").authenticate_user()
-    except (ImportError, *_colab_failures()) as error:
+    except Exception as error:
         raise WorkspaceError(
             "Google Cloud did not let this session in", where=address, got=f"{type(error).__name__}: {error}",
             next_step="run this cell again and allow the access, or set GOOGLE_APPLICATION_CREDENTIALS to a key file",
         ) from error  # fmt: skip
-
-
-def _colab_failures() -> tuple[type[Exception], ...]:
-    """Return the exceptions of google.colab's calls: its own errors, and those without a page or a kernel."""
-    failures: list[type[Exception]] = [ValueError, NotImplementedError, OSError, AttributeError, KeyError]
-    for name, classes in {
-        "google.colab.errors": ("Error",),
-        "google.colab.userdata": ("SecretNotFoundError", "TimeoutException", "NotebookAccessError"),
-        "pexpect": ("ExceptionPexpect",),
-    }.items():
-        try:
-            module = importlib.import_module(name)
-        except ImportError:
-            continue
-        failures += [getattr(module, each) for each in classes if hasattr(module, each)]
-    return tuple(failures)
 
 
 # ------------------------------------------------------------------ secrets
@@ -348,7 +328,7 @@ def _read_colab_secret(name: str, colab: bool) -> tuple[str, str]:
         return value, "" if value else f"no {name} in the environment"
     try:
         value = importlib.import_module("google.colab.userdata").get(name)
-    except (ImportError, *_colab_failures()) as error:
+    except Exception as error:  # noqa: BLE001 - google.colab has errors of its own, and needs a page and a kernel
         return "", f"{name}: {type(error).__name__}"
     value = str(value or "").strip()
     return value, "" if value else f"{name} is empty in Colab's secrets"

@@ -22,7 +22,7 @@ from ml_factory.checkpoints.checkpoint_file import (
 from ml_factory.checkpoints.lease import LeaseTakenOverError
 from ml_factory.errors import CheckpointError, FileError, WorkspaceError
 from ml_factory.storage.files import files
-from ml_factory.storage.mirror import verify_fetched
+from ml_factory.storage.mirror import LEASES, open_mirror, verify_fetched
 from ml_factory.storage.workspace import mirror_of
 
 _MIN_KEPT = 2
@@ -39,25 +39,36 @@ class CheckpointFolder:
     folder : `workspace.checkpoints`, or a folder on a mount.
     keep : checkpoints kept of each phase, besides the best one.
 
-    Attributes: `folder`, the local one; `mirror`, None where that is all there is.
+    Attributes: `folder`, the local one, with the folder `leases`; `mirror` and `lease_mirror`, None where that is all
+    there is.
     """
 
     def __init__(self, folder: str | os.PathLike, keep: int):
         self.mirror, self.folder = mirror_of(Path(os.path.abspath(folder)))
+        self.leases = self.folder / LEASES
+        self.lease_mirror = None
+        if self.mirror is not None:
+            self.lease_mirror = open_mirror(f"{self.mirror.address}/{self.folder.name}/{LEASES}", self.leases)
         self.keep = keep
 
     def infos(self, run: str, phase: str) -> list[dict]:
         """List the descriptions of the phase's files, newest first, by their headers alone; torn ones are left out."""
-        found = []
-        for path in self._paths(run, phase):
-            with suppress(CheckpointError, FileError):
-                found.append(read_checkpoint_info(path))
-        return sorted(
-            (info for info in found if (info["run"], info["phase"]) == (run, phase)), key=recency, reverse=True
-        )
+        return self._scan(run, phase)[0]
 
-    def write(self, run: str, phase: str, info: dict, state: memoryview) -> dict:
-        """Write a state to the next slot; return its description.
+    def _scan(self, run: str, phase: str) -> tuple[list[dict], list[str]]:
+        """Return (`infos`, why other files of the phase are passed over)."""
+        found, torn = [], []
+        for path in self._paths(run, phase):
+            try:
+                found.append(read_checkpoint_info(path))
+            except (CheckpointError, FileError) as error:
+                torn.append(str(error))
+        own = [info for info in found if (info["run"], info["phase"]) == (run, phase)]
+        # By fence first: a session that was taken over may use any sequence.
+        return sorted(own, key=lambda info: (info["lease"]["fence"], info["sequence"]), reverse=True), torn
+
+    def write(self, run: str, phase: str, info: dict, state: tuple[dict, memoryview]) -> dict:
+        """Write a state, as `pack_state` returns it, to the next slot; return its description.
 
         Raises LeaseTakenOverError where a file of a later session is there, FileError where the disk refuses.
         """
@@ -73,23 +84,23 @@ class CheckpointFolder:
         best = min(reversed(there), key=val_loss, default=None)
         if best is not None and val_loss(best) < math.inf:
             kept.add(best["path"])
-        path = next(path for path in self._slots(run, phase) if str(path) not in kept)
+        slots = [self.folder / run / f"{phase}.{slot}.ckpt" for slot in range(max(self.keep, _MIN_KEPT) + 2)]
+        path = next(path for path in slots if str(path) not in kept)
         sequence = 1 + max((one["sequence"] for one in there), default=0)
-        return write_checkpoint(path, {"run": run, "phase": phase, "sequence": sequence, **info}, state)
+        return write_checkpoint(path, {"run": run, "phase": phase, "sequence": sequence, **info}, *state)
 
     def load(self, run: str, phase: str) -> dict | None:
         """Return the newest checkpoint that verifies, with its `state`, and in `skipped` the files passed over."""
-        skipped = []
-        for info in self.infos(run, phase):
+        infos, torn = self._scan(run, phase)
+        skipped: list[str] = []
+        for info in infos:
             try:
                 found, state = self._read(Path(info["path"]))
+                return {"state": state, **found, "skipped": [*skipped, *torn]}
             except (CheckpointError, FileError) as error:
                 skipped.append(str(error))
-                continue
-            return {"state": state, **found, "skipped": [*skipped, *self._torn_headers(run, phase)]}
-        skipped += self._torn_headers(run, phase)
-        if skipped:
-            _log.warning("No checkpoint of %s can be used: %s", phase, "; ".join(skipped))
+        if skipped or torn:
+            _log.warning("No checkpoint of %s can be used: %s", phase, "; ".join([*skipped, *torn]))
         return None
 
     def _read(self, path: Path) -> tuple[dict, dict]:
@@ -102,15 +113,6 @@ class CheckpointFolder:
             with suppress(WorkspaceError):
                 return read_checkpoint(self.mirror.fetch(path.relative_to(self.mirror.folder).as_posix()))
             raise
-
-    def _torn_headers(self, run: str, phase: str) -> list[str]:
-        found = []
-        for path in self._paths(run, phase):
-            try:
-                read_checkpoint_info(path)
-            except (CheckpointError, FileError) as error:
-                found.append(str(error))
-        return found
 
     def list_verified(self, run: str, phase: str) -> list[dict]:
         """List the descriptions of the phase's intact checkpoints, oldest first, at most `keep`."""
@@ -159,9 +161,10 @@ class CheckpointFolder:
         if self.mirror is not None:
             self.mirror.push_in_background(f"{self.folder.name}/{run}/", check=check, done=done)
 
-    def _slots(self, run: str, phase: str) -> Iterator[Path]:
-        for slot in range(max(self.keep, _MIN_KEPT) + 2):
-            yield self.folder / run / f"{phase}.{slot}.ckpt"
+    def wait(self, seconds: float | None) -> bool:
+        """Wait for the uploads; return False where something is on this machine alone."""
+        waited = [mirror.wait(seconds) for mirror in (self.mirror, self.lease_mirror) if mirror is not None]
+        return all(waited)
 
     def _paths(self, run: str, phase: str) -> Iterator[Path]:
         for name in files.names(self.folder / run):
@@ -170,13 +173,6 @@ class CheckpointFolder:
 
 
 USER_SUFFIX = "-user"  # of the run name under which the user's own saves during a training are stored
-
-
-def recency(info: dict) -> tuple[int, int]:
-    """Return the sort key of a checkpoint: by fence, then by sequence, because a session that was taken over may use
-    any sequence.
-    """
-    return info["lease"]["fence"], info["sequence"]
 
 
 def val_loss(info: dict) -> float:

@@ -56,10 +56,10 @@ def configured_hours_remaining(tier: str | None = None, limit_hours: float | Non
 
 def _tier_limit(tier: str, lived: float) -> float:
     """Return the hours that a runtime of this tier may live; the next larger limit for one that has lived longer."""
-    if lived < TIER_HOURS[tier]:
-        return TIER_HOURS[tier]
-    limit = min((hours for hours in TIER_HOURS.values() if hours > lived), default=math.inf)
-    _warn_outlived(tier, limit)
+    usual = TIER_HOURS[tier]
+    limit = min((hours for hours in TIER_HOURS.values() if hours >= usual and hours > lived), default=math.inf)
+    if limit != usual:
+        _warn_outlived(tier, limit)
     return limit
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from ml_factory.errors import CheckpointError, FileError, WorkspaceError
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import parse_json
-from ml_factory.storage.mirror import LEASES_PREFIX, Mirror
+from ml_factory.storage.mirror import Mirror
 
 RENEW_SECONDS, WATCH_SECONDS, POLL_SECONDS, STALE_SECONDS = 60.0, 180.0, 5.0, 900.0
 _UNREADABLE: dict = {"session": "", "fence": 0, "beat": 0, "seen": 0.0, "lock": "", "host": "", "released": False}
@@ -43,7 +43,7 @@ class PhaseLease:
     path : of its file.
     what : run and phase, for messages.
     session : random id of this process.
-    mirror : of a workspace that other machines share; None: the local disk's.
+    mirror : of the folder of leases, which other machines share; None: the local disk's.
     now, clock, sleep : seconds since 1970, monotonic seconds, and a wait.
     """
 
@@ -125,7 +125,7 @@ class PhaseLease:
         """Return the record; {} where there is none, _UNREADABLE for a torn one."""
         if self._mirror is not None:
             try:
-                self._mirror.pull(LEASES_PREFIX)
+                self._mirror.pull()
             except WorkspaceError as error:
                 _log.warning("The leases of other machines cannot be read, those of this machine count: %s", error)
         if not files.is_file(self.path):
@@ -148,7 +148,7 @@ class PhaseLease:
         except FileError as error:  # a full disk: the fences of the checkpoints decide
             _log.warning("The lease of %s is not written: %s", self.what, error)
         if self._mirror is not None:
-            self._mirror.push_in_background(LEASES_PREFIX)
+            self._mirror.push_in_background()
 
 
 def _life(record: dict) -> tuple:

@@ -8,17 +8,14 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from ml_factory.background_thread import BackgroundThread
+from ml_factory.background import BackgroundThread
 from ml_factory.checkpoints.checkpoint_folder import USER_SUFFIX, CheckpointFolder
 from ml_factory.checkpoints.latest_training import latest_training_checkpoint
 from ml_factory.checkpoints.lease import RENEW_SECONDS
 from ml_factory.checkpoints.phase import PhaseCheckpoints, check_phase_name
-from ml_factory.checkpoints.safe_stop import SafeStopResult, safe_stop
-from ml_factory.checkpoints.save_status import SaveStatus
-from ml_factory.checkpoints.schedule import SaveSchedule, SaveTimer, save_durations
+from ml_factory.checkpoints.schedule import SaveSchedule, SaveTimer
 from ml_factory.errors import FactoryError, SessionOverError, SettingsError
 from ml_factory.process_identity import process_id
 
@@ -47,7 +44,7 @@ class CheckpointManager:
     during_training : `run` is a training's: its checkpoints are read, and saves made here are stored separately, so
         that the training resumes from its own.
 
-    Attributes: `folder`, the files; `durations`, of the last save.
+    Attribute: `folder`, the files.
     """
 
     def __init__(
@@ -66,7 +63,6 @@ class CheckpointManager:
         self._phases: dict[str, PhaseCheckpoints] = {}
         self._warned = False  # of an unfitted model
         self.folder = CheckpointFolder(folder, keep_last)
-        self.durations = save_durations(self.folder.folder)
         self._writer = BackgroundThread("checkpoint", inline=not background)
         self._process, self._stop_beating = process_id(), threading.Event()
         self._heart: threading.Thread | None = None
@@ -79,7 +75,7 @@ class CheckpointManager:
             schedule = self._schedule
             timer = SaveTimer(self._auto_seconds, schedule.first_save_minutes * 60, schedule.clock)
             self._phases[name] = PhaseCheckpoints(
-                self.folder, self._save_run, name, timer, schedule.ending, self._writer, self.durations, self._beat
+                self.folder, self._save_run, name, timer, schedule.ending, self._writer, self._beat
             )
         return self._phases[name]
 
@@ -128,20 +124,12 @@ class CheckpointManager:
         """Wait for every background write and upload; return False when some are unfinished after `seconds`, or the
         workspace refused them. Refused writes have been logged.
         """
-        written = self._writer.wait(seconds)
-        return written and (self.folder.mirror is None or self.folder.mirror.wait(seconds))
+        return self._writer.wait(seconds) and self.folder.wait(seconds)
 
     @property
-    def last_saves(self) -> list[SaveStatus]:
-        """Status of the last save of each phase."""
+    def last_saves(self) -> list[dict]:
+        """Descriptions of the last save of each phase."""
         return [phase.last_save for phase in self._phases.values() if phase.last_save is not None]
-
-    def safe_stop(
-        self, seconds: float = 300, *, logs: Iterable[Callable[[], object]] = (),
-        flush: Callable[[], object] | None = None, on_status: Callable[[str], object] = print,
-    ) -> SafeStopResult:  # fmt: skip
-        """Run `safe_stop.safe_stop` for this manager alone."""
-        return safe_stop(seconds, logs=logs, flush=flush, on_status=on_status, managers=[self])
 
     def close(self, seconds: float = _UPLOAD_SECONDS) -> None:
         """Finish the writes and release the run for other processes; wait `seconds` for the uploads. What the workspace
@@ -153,8 +141,8 @@ class CheckpointManager:
         self._stop_beating.set()
         for phase in self._phases.values():
             phase.release()
-        if self.folder.mirror is not None and self._phases:
-            self.folder.mirror.wait(seconds)
+        if self._phases:
+            self.folder.wait(seconds)
         self._writer.close()
         _open.discard(self)
 
@@ -169,8 +157,7 @@ class CheckpointManager:
         while not stopped.wait(RENEW_SECONDS):
             for phase in list(self._phases.values()):
                 with suppress(FactoryError):
-                    phase.renew()
-                    phase.push_again()
+                    phase.beat()
 
     def __enter__(self) -> "CheckpointManager":
         return self

@@ -6,22 +6,28 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from itertools import chain
+from pathlib import Path
 
-import numpy as np
-
-from ml_factory.background_thread import BackgroundThread
+from ml_factory.background import BackgroundThread
 from ml_factory.checkpoints.checkpoint_folder import CheckpointFolder
 from ml_factory.checkpoints.lease import LeaseTakenOverError, PhaseLease
-from ml_factory.checkpoints.save_status import COPIED, IN_MEMORY, LOCAL, REFUSED, SAVED, SaveStatus, publish_save_status
-from ml_factory.checkpoints.schedule import SaveDurations, SaveTimer, reserved_save_seconds
+from ml_factory.checkpoints.save_status import (
+    COPIED,
+    IN_MEMORY,
+    LOCAL,
+    REFUSED,
+    SAVED,
+    describe_save,
+    set_save_status,
+)
+from ml_factory.checkpoints.schedule import SaveTimer, reserved_save_seconds
 from ml_factory.checkpoints.stop_signals import stop
 from ml_factory.errors import CheckpointError, FileError, SessionOverError, SettingsError, WorkspaceError
 from ml_factory.process_identity import process_id
 from ml_factory.redaction import redact_secrets
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.locks import acquire_lock_file, check_lock_file_free, release_lock_file
-from ml_factory.storage.serialization import plan_state_layout
+from ml_factory.storage.serialization import pack_state
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,99}")
 _WAIT_SECONDS = 1.0  # that the end of a unit waits for the upload
@@ -35,6 +41,7 @@ _REACHED = {
     IN_MEMORY: "the last save is still being written, only the one before it is sure",
     REFUSED: "the last save was refused, only the one before it stands",
 }
+_save_seconds: dict[Path, float] = {}  # by folder: a unit that begins late in a session knows how long saves take
 _log = logging.getLogger("ml_factory")
 
 
@@ -48,23 +55,21 @@ class PhaseCheckpoints:
     timer : schedule of the saves that are not forced.
     ending : as of `SaveSchedule`.
     writer : runs the writes, in order.
-    durations : of the last save in this folder.
     on_acquired : called when this process begins to own the phase.
 
-    Attributes: `last_save`, status of the last save, None before the first; `lease`.
+    Attributes: `last_save`, description of the last save, None before the first; `lease`.
     """
 
     def __init__(
         self, folder: CheckpointFolder, run: str, name: str, timer: SaveTimer, ending: Callable[[float], bool],
-        writer: BackgroundThread, durations: SaveDurations, on_acquired: Callable[[], object],
+        writer: BackgroundThread, on_acquired: Callable[[], object],
     ):  # fmt: skip
         self.folder, self.run, self.name = folder, run, name
-        self._timer, self._ending, self._writer, self._durations = timer, ending, writer, durations
-        self._on_acquired = on_acquired
-        self.last_save: SaveStatus | None = None
+        self._timer, self._ending, self._writer, self._on_acquired = timer, ending, writer, on_acquired
+        self.last_save: dict | None = None
         self.lease = PhaseLease(
-            folder.folder / "leases" / f"{fingerprint_json([run, name])[:16]}.json", f"run {run}, phase {name}",
-            process_id(), folder.mirror,
+            folder.leases / f"{fingerprint_json([run, name])[:16]}.json", f"run {run}, phase {name}", process_id(),
+            folder.lease_mirror,
         )  # fmt: skip
         self._lock_file = folder.folder / "locks" / f"{run}--{name}.lock"
         self._lock = ""  # identity of the lock file, while it is held
@@ -74,7 +79,7 @@ class PhaseCheckpoints:
 
     def due(self) -> bool:
         """Return True when a save that is not forced would happen now. Cheap: called at every step boundary."""
-        return self._taken_over is not None or self._is_stopping() or self._timer.due()
+        return self.due_in() == 0.0
 
     def due_in(self) -> float:
         """Return the seconds until a save that is not forced would happen, if nothing ends the session before."""
@@ -82,59 +87,53 @@ class PhaseCheckpoints:
 
     def _is_stopping(self) -> bool:
         """Return True after a signal, or when the session is about to end: the next step then saves."""
-        return stop.requested is not None or self._ending(self._durations.seconds)
+        return stop.requested is not None or self._ending(self._save_seconds())
+
+    def _save_seconds(self) -> float:
+        """Return the seconds until the last save in this folder survived the loss of this machine."""
+        return _save_seconds.get(self.folder.folder, 0.0)
 
     def save(self, state: dict, metrics: dict | None = None, force: bool = False) -> dict | None:
         """Save a state, as `CheckpointManager.save_checkpoint`: copy it, and write it in the background."""
         self._check_process()
         if not force and not self.due():
             return None
-        if self._taken_over is not None:
-            raise self._taken_over
+        self._check_taken_over()
         metrics = {key: _check_metric(key, value) for key, value in (metrics or {}).items()}
-        layout = plan_state_layout(state, finite=True)
         self.acquire()
         self._writer.wait()  # of the write before: two states in memory, never three
         began = time.perf_counter()
-        copy = np.empty(layout.size, np.uint8).data
-        layout.fill(copy)
+        copy = pack_state(state, finite=True)
         info = {"saved_at": datetime.now(UTC).isoformat(), "metrics": metrics, "lease": self.lease.to_dict()}
-        saved = {"run": self.run, "phase": self.name, **info, "status": IN_MEMORY}
-        status = self.last_save = SaveStatus(self.name, at=time.time())
-        publish_save_status(status)
+        saved = self.last_save = {"run": self.run, "phase": self.name, **info}
+        set_save_status(saved, IN_MEMORY)
         self._timer.record_save()
         must = force or self._is_stopping()
-        self._writer.submit(lambda: self._write(info, copy, must, status, saved, began))
-        if self._taken_over is not None:
-            raise self._taken_over
+        self._writer.submit(lambda: self._write(info, copy, must, saved, began))
+        self._check_taken_over()
         if self._is_stopping():
-            self._end_work(status)
+            self._end_work(saved)
         return None if saved["status"] == REFUSED else saved
 
-    def _write(self, info: dict, copy: memoryview, must: bool, status: SaveStatus, saved: dict, began: float) -> None:
+    def _write(self, info: dict, copy: tuple[dict, memoryview], must: bool, saved: dict, began: float) -> None:
         """Write the copied state, then push it where the workspace is elsewhere."""
         written = self._write_or_warn(info, copy, must)
-        status.at = time.time()
+        self._timer.record_outcome(written is not None)
         if written is None:
-            status.where = saved["status"] = REFUSED
-            self._timer.record_refused()
+            set_save_status(saved, REFUSED)
             return
-        self._timer.record_accepted()
-        self._durations.written = time.perf_counter() - began
-        status.sequence, status.where = written["sequence"], SAVED if self.folder.mirror is None else LOCAL
-        saved.update(written, status=status.where)
+        local, seconds = self.folder.mirror is None, time.perf_counter() - began
+        saved.update(written)
+        set_save_status(saved, SAVED if local else LOCAL)
+        _save_seconds[self.folder.folder] = seconds if local else max(seconds, self._save_seconds())
+        self._push(saved, began)
 
-        def pushed(where: str) -> None:
-            saved["status"], self._durations.copied = where, time.perf_counter() - began
-
-        self.push(status, pushed)
-
-    def _write_or_warn(self, info: dict, copy: memoryview, must: bool) -> dict | None:
+    def _write_or_warn(self, info: dict, copy: tuple[dict, memoryview], must: bool) -> dict | None:
         """Return the description of the written file; None where it was refused.
 
         must : repeat a refused write, with growing pauses.
         """
-        for pause in chain(_PAUSES if must else (), (None,)):
+        for pause in (*(_PAUSES if must else ()), None):
             try:
                 written = self.folder.write(self.run, self.name, info, copy)
             except LeaseTakenOverError as error:
@@ -151,44 +150,44 @@ class PhaseCheckpoints:
             return written
         return None
 
-    def push(self, status: SaveStatus, done: Callable[[str], object]) -> None:
-        """Push this run's files in the background where the workspace is elsewhere; `done` gets the new status."""
+    def _push(self, saved: dict, began: float) -> None:
+        """Push this run's files in the background where the workspace is elsewhere."""
+        mirror = self.folder.mirror
+        if mirror is None:
+            return
 
         def pushed() -> None:
-            mirror = self.folder.mirror
-            status.where = COPIED if mirror is not None and mirror.remote.may_drop_files else SAVED
-            status.at = time.time()
-            done(status.where)
+            set_save_status(saved, COPIED if mirror.remote.may_drop_files else SAVED)
+            _save_seconds[self.folder.folder] = time.perf_counter() - began
 
-        self.folder.push(self.run, self._check_lease, pushed)
+        self.folder.push(self.run, lambda: self._watch_lease(self.lease.check), pushed)
 
-    def push_again(self) -> None:
-        """Push the last save again where the workspace did not take it."""
-        if self.last_save is not None and self.last_save.where == LOCAL:
-            self.push(self.last_save, bool)
+    def beat(self) -> None:
+        """Renew the lease, and push the last save again where the workspace did not take it. Raises FactoryError; where
+        another session has the lease, the next step ends the work.
+        """
+        self._watch_lease(self.lease.renew)
+        if self.last_save is not None and self.last_save["status"] == LOCAL:
+            self._push(self.last_save, time.perf_counter() - self._save_seconds())
 
-    def renew(self) -> None:
-        """Renew the lease; where another session has it, the next step ends the work."""
+    def _watch_lease(self, ask: Callable[[], object]) -> None:
+        """Raise LeaseTakenOverError where another session has the lease; the next step then ends the work."""
         try:
-            self.lease.renew()
-        except LeaseTakenOverError as error:
-            self._mark_taken_over(error)
-
-    def _check_lease(self) -> None:
-        """Raise LeaseTakenOverError before files of another session would be overwritten on the remote."""
-        try:
-            self.lease.check()
+            ask()
         except LeaseTakenOverError as error:
             self._mark_taken_over(error)
             raise
 
-    def _end_work(self, last: SaveStatus) -> None:
+    def _check_taken_over(self) -> None:
+        if self._taken_over is not None:
+            raise self._taken_over
+
+    def _end_work(self, saved: dict) -> None:
         """Wait for the upload as long as the session allows; then re-send the signal, or raise SessionOver."""
         self._writer.wait()
-        if self.folder.mirror is not None:
-            seconds = _END_UPLOAD_SECONDS if stop.requested is not None else None
-            self.folder.mirror.wait(seconds or reserved_save_seconds(self._durations.seconds))
-        reached = _REACHED[last.where]
+        asked = stop.requested is not None
+        self.folder.wait(_END_UPLOAD_SECONDS if asked else reserved_save_seconds(self._save_seconds()))
+        reached, last = _REACHED[saved["status"]], describe_save(saved)
         if stop.requested is not None:
             _log.warning("Stopped: %s (%s)", reached, last)
             stop.resend_if_requested()
@@ -269,10 +268,8 @@ class PhaseCheckpoints:
         Raises LeaseTakenOverError when another session works on the phase: its result must not be registered then.
         """
         self._writer.wait()
-        if self.folder.mirror is not None:
-            self.folder.mirror.wait(_WAIT_SECONDS)
-        if self._taken_over is not None:
-            raise self._taken_over
+        self.folder.wait(_WAIT_SECONDS)
+        self._check_taken_over()
 
     def remove_files(self) -> None:
         """Delete the phase's files after its artifact is registered, or its result stored.

@@ -3,20 +3,16 @@ time reserved for the last save.
 """
 
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from ml_factory.errors import SettingsError
-from ml_factory.process_identity import process_id
 
 # Worst ratio of a save's duration to its forecast; the reserve at a session's end is paid once.
 _SAVE_MARGIN = 3.0
 _MIN_RESERVE = 15.0
-# Seconds until a refused save is due again: of the first refusal, doubled by each further one, and the longest.
-_FIRST_RETRY, _LONGEST_RETRY = 1.0, 10.0
+_RETRY_SECONDS = 5.0  # until a refused save is due again
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,7 @@ class SaveTimer:
         self._first_save: float | None = None
         self._last_save: float | None = None
         self._retry_at = math.inf
-        self._refusals, self._accepted = 0, False
+        self._accepted = False
 
     def due_in(self) -> float:
         """Return the seconds until a save is due, 0 when it is; the first is due at once."""
@@ -70,56 +66,17 @@ class SaveTimer:
             next_save = self._last_save + self._interval
         return max(0.0, min(next_save, self._retry_at) - self._clock())
 
-    def due(self) -> bool:
-        """Return True when a save is due now."""
-        return self.due_in() == 0.0
-
     def record_save(self) -> None:
         """Record that a save was handed over now; whether a disk takes it is recorded later."""
         self._last_save, self._retry_at = self._clock(), math.inf
         self._first_save = self._last_save if self._first_save is None else self._first_save
 
-    def record_accepted(self) -> None:
-        """Record that a disk has taken the save handed over last."""
-        self._accepted, self._refusals, self._retry_at = True, 0, math.inf
-
-    def record_refused(self) -> None:
-        """Record that no disk took the save handed over last: it is due again soon, the later the more were refused
-        one after the other.
-        """
-        self._retry_at = self._clock() + min(_LONGEST_RETRY, _FIRST_RETRY * 2.0 ** min(self._refusals, 30))
-        self._refusals += 1
+    def record_outcome(self, accepted: bool) -> None:
+        """Record whether a disk has taken the save handed over last; one that was refused is due again soon."""
+        self._accepted = self._accepted or accepted
+        self._retry_at = math.inf if accepted else self._clock() + _RETRY_SECONDS
         if not self._accepted:  # a run without a checkpoint is as young as it was
             self._first_save = None
-
-
-@dataclass
-class SaveDurations:
-    """Durations of the last save, in seconds from the hand-over: the forecast of the next one.
-
-    Parameters
-    ----------
-    written : until it was on the first disk, 0 before the first save.
-    copied : until it was on the mount; 0 without a mount, and before the first that got there.
-    """
-
-    written: float = 0.0
-    copied: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """Seconds until a save survives the loss of this machine."""
-        return max(self.written, self.copied)
-
-
-_durations: dict[tuple[Path, str], SaveDurations] = {}
-
-
-def save_durations(folder: str | os.PathLike) -> SaveDurations:
-    """Return the durations shared by all units of this process that save in `folder`, so that a unit that begins
-    late in a session knows how long earlier saves took.
-    """
-    return _durations.setdefault((Path(os.path.abspath(folder)), process_id()), SaveDurations())
 
 
 def reserved_save_seconds(save_seconds: float) -> float:

@@ -37,7 +37,7 @@ class Files:
 
     def read(self, path: str | os.PathLike, largest: int | None = None) -> bytes:
         """Read the whole file. Raises FileError for one of more than `largest` bytes, by default half the memory."""
-        largest = half_of_memory() if largest is None else largest
+        largest = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 if largest is None else largest
         with disk_errors(Path(path)), open_regular_file(path) as file:
             if (size := os.fstat(file.fileno()).st_size) > largest:
                 raise OSError(errno.EOVERFLOW, f"it has {size:,} bytes, more than {largest:,}")
@@ -96,10 +96,6 @@ class Files:
                     with suppress(FileNotFoundError):
                         found += os.lstat(os.path.join(folder, name)).st_size
         return found
-
-    def is_writable(self, path: str | os.PathLike) -> bool:
-        """Return True where this user may write."""
-        return os.access(path, os.W_OK)
 
     def free_bytes(self, path: str | os.PathLike) -> int:
         """Return the free bytes of the disk that holds `path`, or that would hold it."""
@@ -209,11 +205,6 @@ def open_regular_file(path: str | os.PathLike) -> Any:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is a folder, a pipe, a device or a socket, not a regular file")
     return open(descriptor, "rb")
-
-
-def half_of_memory() -> int:
-    """Return half of this machine's memory, bytes: a file that is read whole is smaller."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 @contextmanager

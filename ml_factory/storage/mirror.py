@@ -8,12 +8,11 @@ last pass: what this machine never saw verified on the remote, it never deletes 
 import logging
 import os
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
-from ml_factory.background_thread import BackgroundThread
+from ml_factory.background import BackgroundThread
 from ml_factory.errors import CheckpointError, WorkspaceError
 from ml_factory.process_identity import process_id
 from ml_factory.storage.files import files, local_cache_folder
@@ -27,10 +26,8 @@ _FETCHES = 5  # of a file that changes meanwhile
 _KEPT = ".kept"  # suffix of a local file in whose place the remote's came
 _log = logging.getLogger("ml_factory")
 _CHECKPOINTS = "checkpoints/"
-LEASES_PREFIX = "checkpoints/leases/"  # has passes of its own, which do not wait for one over large files
-_sync_locks: dict[tuple[Path, str], threading.RLock] = {}  # one pass at a time over each mirror, one over the leases
-
-
+LEASES = "leases"  # folder of the checkpoints that has a mirror of its own: a lease does not wait behind large files
+_pass_locks: dict[Path, threading.RLock] = {}  # one pass at a time over each mirror
 _opened: dict[tuple, "Mirror"] = {}
 _verifiers: dict[str, Callable[[Path], object]] = {}  # suffix -> raises CheckpointError for a file that is not intact
 
@@ -61,7 +58,8 @@ class Mirror:
         self.folder = Path(folder or local_cache_folder("workspaces") / fingerprint_json(address)[:16])
         self.folder.mkdir(parents=True, exist_ok=True)
         self.remote = Remote(address)
-        self._background, self._lease_thread = BackgroundThread("mirror"), BackgroundThread("mirror-leases")
+        self._background = BackgroundThread("mirror")
+        self._pass_lock = _pass_locks.setdefault(self.folder, threading.RLock())
         self._requests: dict[tuple[str, ...], list[tuple[Callable, Callable]]] = {}  # places whose push has not begun
         self._behind = False  # and the user was warned
 
@@ -78,8 +76,7 @@ class Mirror:
         asked = self._requests.setdefault(places, [])
         asked.append((check, done))
         if len(asked) == 1:
-            thread = self._lease_thread if places == (LEASES_PREFIX,) else self._background
-            thread.submit(lambda: self._push_requested(*places))
+            self._background.submit(lambda: self._push_requested(*places))
 
     def _push_requested(self, *places: str) -> None:
         asked = self._requests.pop(places)
@@ -100,8 +97,7 @@ class Mirror:
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait for the pushes in the background; return False where something is on this machine alone."""
-        pushed = [thread.wait(seconds) for thread in (self._background, self._lease_thread)]
-        return all(pushed) and not self._behind
+        return self._background.wait(seconds) and not self._behind
 
     def has_synchronized(self) -> bool:
         """Return True when a pass over this mirror has ended before."""
@@ -113,19 +109,8 @@ class Mirror:
 
         places : prefixes below the workspace, such as "models/MES/"; everything without.
         """
-        return self._in_passes(self._pull, places)
-
-    def _in_passes(self, sync: Callable[[tuple[str, ...]], "MirrorPass"], places: tuple[str, ...]) -> "MirrorPass":
-        """Run one pass over `places` without the leases, and one over the leases where they are among the places."""
-        leases = (LEASES_PREFIX,)
-        passes = [places, leases] if places != leases and _within(LEASES_PREFIX, places) else [places]
-        results = []
-        for one in passes:
-            with self._pass_lock(*one):
-                results.append(sync(one))
-        return MirrorPass(
-            *(sum((getattr(result, field.name) for result in results), ()) for field in fields(MirrorPass))
-        )
+        with self._pass_lock:
+            return self._pull(places)
 
     def _pull(self, places: tuple[str, ...]) -> MirrorPass:
         ledger, remote = self._ledger(), self._list_remote(places)
@@ -174,7 +159,7 @@ class Mirror:
 
     def fetch(self, name: str) -> Path:
         """Return the local path of one object: downloaded and verified, unless this version is already there."""
-        with self._pass_lock():
+        with self._pass_lock:
             ledger, facts, path = self._ledger(), self.remote.facts(name), self.folder / name
             known = ledger.get(name)
             if not (known and known["version"] == facts["version"] and _stamp(path) == known["local"]):
@@ -188,12 +173,8 @@ class Mirror:
         A pass over everything, at last, deletes remote files that were deleted here through `files`; a file that is
         only missing stays on the remote.
         """
-        return self._in_passes(self._push, places)
-
-    def _pass_lock(self, *places: str) -> threading.RLock:
-        """Return the lock of passes over `places`: a lease is not renewed too late behind an upload of minutes."""
-        name = places[0] if places in ((LEASES_PREFIX,), (LEDGER,)) else ""
-        return _sync_locks.setdefault((self.folder, name), threading.RLock())
+        with self._pass_lock:
+            return self._push(places)
 
     def _push(self, places: tuple[str, ...]) -> MirrorPass:
         ledger = self._ledger()
@@ -247,12 +228,7 @@ class Mirror:
     def _list_remote(self, places: tuple[str, ...]) -> dict[str, dict]:
         folder = places[0].rstrip("/") if len(places) == 1 and places[0].endswith("/") else ""
         names = self.remote.list_files(folder)
-        usable = {name: facts for name, facts in names.items() if self._is_usable(name) and _in_pass(name, places)}
-        spellings = Counter(map(str.casefold, usable)) if _ignores_case(self.folder) else {}
-        for name in [name for name in usable if spellings.get(name.casefold(), 1) > 1]:  # one would overwrite the other
-            _log.warning("A file of the workspace is skipped, another differs in upper and lower case alone: %s", name)
-            del usable[name]
-        return usable
+        return {name: facts for name, facts in names.items() if self._is_usable(name) and _in_pass(name, places)}
 
     def _is_usable(self, name: str) -> bool:
         """Return True for an object name that is a path of plain names; another one costs a warning."""
@@ -275,13 +251,14 @@ class Mirror:
         """Return the versions of the last pass; {} where the file is damaged: all objects are then compared again."""
         stored = files.read_json_or_none(self.folder / LEDGER)
         entries = stored.items() if isinstance(stored, dict) else ()
-        return {name: one for name, one in entries if _is_ledger_entry(one) and self._is_usable(name)}
+        whole = {name: one for name, one in entries if isinstance(one, dict) and {"version", "local"} <= set(one)}
+        return {name: one for name, one in whole.items() if self._is_usable(name)}
 
     def _merge_ledger(self, ledger: dict, changed: Iterable[str], removed: Iterable[str] = ()) -> None:
         """Write the entries that a pass has changed in `ledger` into the stored one, which another pass may change."""
         changed, removed = list(changed), list(removed)
         if changed or removed:
-            with self._pass_lock(LEDGER), file_lock(self.folder / ".ledger.lock"):  # other processes have this mirror
+            with file_lock(self.folder / ".ledger.lock"):  # other processes have this mirror
                 stored = self._ledger() | {name: ledger[name] for name in changed}
                 for name in removed:
                     stored.pop(name, None)
@@ -293,16 +270,12 @@ def verify_fetched(suffix: str, verify: Callable[[Path], object]) -> None:
     _verifiers[suffix] = verify
 
 
-def open_mirror(address: str) -> Mirror:
-    """Return this process's mirror of a workspace: one for each address."""
-    key = (address, local_cache_folder("workspaces"), process_id())
+def open_mirror(address: str, folder: Path | None = None) -> Mirror:
+    """Return this process's mirror of a workspace or a folder: one for each address. folder : as of `Mirror`."""
+    key = (address, folder or local_cache_folder("workspaces"), process_id())
     if key not in _opened:
-        _opened[key] = Mirror(address)
+        _opened[key] = Mirror(address, folder)
     return _opened[key]
-
-
-def _is_ledger_entry(entry: object) -> bool:
-    return isinstance(entry, dict) and {"version", "local"} <= set(entry)
 
 
 def fetch_file(address: str) -> Path:
@@ -326,19 +299,9 @@ def _run_folder(name: str) -> str:
     return "/".join(name.split("/")[:2])
 
 
-def _ignores_case(folder: Path) -> bool:
-    """Return True on a file system where names in capital and small letters are the same."""
-    return os.path.exists(os.path.join(folder.parent, folder.name.swapcase())) and folder.name.swapcase() != folder.name
-
-
-def _within(name: str, places: Iterable[str]) -> bool:
-    places = tuple(places)
-    return not places or name.startswith(places)
-
-
 def _in_pass(name: str, places: tuple[str, ...]) -> bool:
-    """Return True for a name below `places` that a pass over them takes: leases only in a pass of their own."""
-    return _within(name, places) and name.startswith(LEASES_PREFIX) == (places == (LEASES_PREFIX,))
+    """Return True for a name below `places` (everywhere without) that is no lease."""
+    return name.split("/")[1:2] != [LEASES] and (not places or name.startswith(places))
 
 
 def _data_first(item: tuple[str, object]) -> tuple[bool, str]:

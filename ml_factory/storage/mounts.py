@@ -3,6 +3,7 @@ asks as little as a file's size.
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 MOUNTS = Path("/proc/self/mounts")
@@ -17,30 +18,21 @@ def mount_of(path: str | os.PathLike) -> str | None:
     A mount is another machine's file system in the mount table (Colab's Drive is FUSE), or a folder in
     $ML_FACTORY_MOUNTS (separated by `:`). The root file system never counts: where it hangs, no program runs.
     """
-    table = _remote_mounts()
     listed = os.environ.get("ML_FACTORY_MOUNTS", "").split(os.pathsep)
-    tops = {os.path.abspath(folder) for folder in listed if folder}
-    tops |= {_followed(folder, table)[0] for folder in tops}
-    return _followed(os.path.abspath(path), table | tops)[1]
+    return _mount_of(os.path.abspath(path), _remote_mounts() | {os.path.abspath(folder) for folder in listed if folder})
 
 
-def _followed(path: str, tops: set[str]) -> tuple[str, str | None]:
-    """Return (the path with its links followed, the mount it leads into); links inside a mount are not followed."""
-    waiting, place, links = path.split("/")[1:], "", 0
-    while waiting:
-        place = f"{place}/{waiting.pop(0)}"
+def _mount_of(path: str, tops: set[str], links: int = 0) -> str | None:
+    """Return the one of `tops` that the path leads into; links on the way are followed, those inside a mount not."""
+    names = path.split("/")
+    for end in range(2, len(names) + 1):
+        place = "/".join(names[:end])
         if place in tops:
-            return "/".join([place, *waiting]), place
-        try:
-            target = os.readlink(place)
-        except OSError:  # not a link, or absent
-            continue
-        links += 1
-        if links > _MOST_LINKS:
-            break
-        target = os.path.normpath(os.path.join(os.path.dirname(place), target))
-        waiting, place = [*target.split("/")[1:], *waiting], ""
-    return place or "/", None
+            return place
+        with suppress(OSError):  # not a link, or absent
+            target = os.path.join(os.path.dirname(place), os.readlink(place), *names[end:])
+            return _mount_of(os.path.normpath(target), tops, links + 1) if links < _MOST_LINKS else None
+    return None
 
 
 def _remote_mounts() -> set[str]:

@@ -1,32 +1,46 @@
 """Where a mirrored workspace is kept: a mounted folder (Drive, NFS) or a prefix of a bucket, behind the same methods.
 
 Each copy is compared: what arrived is read back from a mount, and by size and MD5 from a bucket. A child process alone
-touches the remote (`worker_process`): it sends a sign of life with each piece of a file, and where it is silent for
-too long, it is killed and abandoned, since nothing gets a process out of a mount that hangs.
+touches the remote: it sends a sign of life with each piece of a file, and where it is silent for too long, it is killed
+and abandoned, since nothing gets a process out of a mount that hangs.
 """
 
 import base64
 import errno
 import hashlib
+import json
 import logging
 import os
+import select
+import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from ml_factory import errors
+from ml_factory.background import start_python_process
 from ml_factory.errors import FactoryError, SettingsError, UnresponsiveMountError, WorkspaceError
 from ml_factory.lazy_module import check_packages_installed, import_module_or_explain
+from ml_factory.process_identity import process_id
 from ml_factory.storage.files import disk_errors, flush_to_disk
-from ml_factory.storage.worker_process import WorkerParentConnection, WorkerProcess, WorkerUnavailableError
 
 SCHEME = "gs"
 SILENCE_SECONDS = 20.0  # of a child in a mount
 # Seconds for one request to a bucket. The client has no timeout by default, not even for a lost response.
 REQUEST_SECONDS = 600.0
 _PIECE, _FLUSHED = 1 << 18, 1 << 24  # bytes between two signs of life; bytes after which a mount is asked to keep them
+_ROOT = Path(__file__).resolve().parents[2]
+_START = (
+    f"import sys; sys.path[:0] = sys.argv[1].split({os.pathsep!r}); "
+    f"from {__name__} import serve; serve(int(sys.argv[2]), sys.argv[3])"
+)
+_ALIVE_SECONDS = 0.2  # between two signs of life
+_MOST_ABANDONED = 4  # children of one address that hang
+_abandoned: list[tuple[str, subprocess.Popen]] = []
 _DISCONNECTED = frozenset({errno.ENOTCONN, errno.ESTALE, errno.EHOSTDOWN})
 # On Google Drive each rename over a file and each deletion fills the Trash: what is written often is overwritten there.
 _OVERWRITTEN = (".ckpt", ".jsonl")
@@ -51,7 +65,8 @@ class Remote:
         if not self.may_drop_files:
             _prefix_of(address)
             check_packages_installed("gcsfs")
-        self._idle: list[WorkerProcess] = []
+        self._idle: list[_Child] = []
+        self._process = process_id()
 
     def list_files(self, folder: str) -> dict[str, dict]:
         """Return name -> facts of all files below the folder."""
@@ -83,20 +98,87 @@ class Remote:
         return self._call("names")
 
     def _call(self, method: str, *args: object, where: str = "") -> Any:
-        try:
+        if self._process != process_id():  # after a fork: the children are the parent's
+            self._idle, self._process = [], process_id()
+        child = None
+        with suppress(IndexError):
             child = self._idle.pop()
-        except IndexError:
-            seconds = SILENCE_SECONDS if self.may_drop_files else REQUEST_SECONDS + SILENCE_SECONDS
-            paths = [] if self.may_drop_files else [path for path in sys.path if path]
-            child = WorkerProcess(__name__, [self._address], self._address, seconds, paths)
         try:
+            if child is None or child.process.poll() is not None:
+                child = _Child(self._address, SILENCE_SECONDS + (0.0 if self.may_drop_files else REQUEST_SECONDS))
             answer = child.call([method, *args])
-        except WorkerUnavailableError as error:
+        except (OSError, RuntimeError) as error:  # silent, dead, or not to be started
             raise _no_answer(f"{self._address}/{where}".rstrip("/"), error) from error
         self._idle.append(child)
         if "error" in answer:
             raise getattr(errors, answer["kind"])(answer.pop("error"), **answer["facts"])
         return answer["result"]
+
+
+class _Child:
+    """A process that serves one remote, a request at a time.
+
+        parent -> child   [method, arguments …]
+        child -> parent   {} while it works; then {"result": …} or {"error": …}
+
+    Raises TimeoutError where four earlier ones still hang.
+
+    seconds : without a sign of life after which it is killed and abandoned, never waited for: one inside a dead mount
+        ends when the kernel lets it.
+    """
+
+    def __init__(self, address: str, seconds: float):
+        self._address, self._seconds, self._received = address, seconds, b""
+        self._pipes: list[Any] = []
+        hanging = sum(place == address and process.poll() is None for place, process in _abandoned)
+        if hanging >= _MOST_ABANDONED:
+            raise TimeoutError(f"{hanging} earlier requests still hang")
+        paths = [str(_ROOT), *([] if "://" not in address else filter(None, sys.path))]
+        self.process = start_python_process(
+            ["-I", "-S", "-c", _START, os.pathsep.join(paths), os.getpid(), address],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        self._pipes += [self.process.stdin, self.process.stdout]
+
+    def call(self, request: list) -> dict:
+        """Send one request; return the answer. Raises OSError where none comes."""
+        try:
+            requests = self._pipes[0]
+            requests.write(json.dumps(request).encode() + b"\n")
+            requests.flush()
+            while (line := self._next_line()) == b"{}":
+                pass
+            return json.loads(line)
+        except BaseException:  # also a signal in the middle: the pending answer belongs to no request
+            self.process.kill()
+            self.close()
+            try:
+                self.process.wait(0.2)
+            except subprocess.TimeoutExpired:
+                _abandoned.append((self._address, self.process))
+            raise
+
+    def _next_line(self) -> bytes:
+        answers = self._pipes[1].fileno()
+        poll = select.poll()  # not select.select, which refuses descriptors from 1024 on
+        poll.register(answers, select.POLLIN)
+        while b"\n" not in self._received:
+            if not poll.poll(1000 * self._seconds):
+                raise TimeoutError(f"no answer for {self._seconds:g} s")
+            more = os.read(answers, _PIECE)
+            if not more:
+                raise ConnectionResetError("the child process died")
+            self._received += more
+        line, _, self._received = self._received.partition(b"\n")
+        return line
+
+    def close(self) -> None:
+        """Let an idle child end by itself."""
+        for pipe in self._pipes:
+            with suppress(OSError):
+                pipe.close()
+
+    __del__ = close
 
 
 def _no_answer(where: object, reason: object) -> UnresponsiveMountError:
@@ -109,24 +191,42 @@ def _no_answer(where: object, reason: object) -> UnresponsiveMountError:
 # ---------------------------------------------------------------------- in the child
 
 
-def serve(channel: str, parent: str, address: str) -> None:
-    """Do what the parent asks until it is gone."""
-    link = WorkerParentConnection(channel, parent)
-    opened: list[MountedFolder | Bucket] = []
+def serve(parent: int, address: str) -> None:
+    """Do what the parent asks until it is gone: another process may own its files then."""
+    answers, reported = os.fdopen(os.dup(1), "wb", buffering=0), [0.0]
+    os.dup2(2, 1)  # what a library prints is no answer
+    threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
 
-    def answer(request: list) -> dict:
+    def alive() -> None:
+        if time.monotonic() - reported[0] > _ALIVE_SECONDS:
+            reported[0] = time.monotonic()
+            answers.write(b"{}\n")
+
+    remote: MountedFolder | Bucket | None = None
+    for line in sys.stdin.buffer:
+        method, *args = json.loads(line)
         try:
-            opened[:] = opened or [Bucket(address) if "://" in address else MountedFolder(address, link.alive)]
-            return {"result": getattr(opened[0], request[0])(*request[1:])}
+            remote = remote or (Bucket(address) if "://" in address else MountedFolder(address, alive))
+            answer = {"result": getattr(remote, method)(*args)}
         except FactoryError as error:
             facts = {name: getattr(error, name) for name in ("where", "got", "wanted")}
             facts = {name: None if value is None else str(value) for name, value in facts.items()}
             facts["next_step"] = error.next_step
-            return {"error": error.what, "kind": type(error).__name__, "facts": facts}
+            answer = {"error": error.what, "kind": type(error).__name__, "facts": facts}
         except Exception as error:  # noqa: BLE001 - memory, a NUL: without an answer the remote would seem dead
-            return {"error": f"{type(error).__name__}: {error}", "kind": "WorkspaceError", "facts": {"where": address}}
+            answer = {
+                "error": f"{type(error).__name__}: {error}",
+                "kind": "WorkspaceError",
+                "facts": {"where": address},
+            }
+        answers.write(json.dumps(answer).encode() + b"\n")
+    os._exit(0)
 
-    link.answer_requests(answer)
+
+def _exit_with_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_ALIVE_SECONDS)
+    os._exit(0)
 
 
 class MountedFolder:
@@ -169,7 +269,7 @@ class MountedFolder:
         place = self._folder / name
         with self._errors(name), open(path, "rb") as source:
             place.parent.mkdir(parents=True, exist_ok=True)
-            if name.endswith(_OVERWRITTEN) or "/leases/" in name:
+            if name.endswith(_OVERWRITTEN) or self._folder.name == "leases":
                 if place.is_file() and place.stat().st_nlink > 1:  # under its other name it stays as it is
                     place.unlink()
                 self._write(source, place, os.O_CREAT | os.O_NOFOLLOW)

@@ -11,9 +11,8 @@ from pathlib import Path
 from ml_factory.errors import FileError
 
 LONGEST_NAME = 255  # bytes, of most file systems
-_FORBIDDEN = re.compile(r"[/\\\x00-\x1f\x7f]|^[A-Za-z]:")  # separators and drives of any system, control characters
-# Windows opens a device for these, whatever follows the first dot.
-_DEVICE = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9\u00b9\u00b2\u00b3])", re.IGNORECASE)
+# Separators and drives of any system, control characters, halves of surrogate pairs.
+_FORBIDDEN = re.compile(r"[/\\\x00-\x1f\x7f\ud800-\udfff]|^[A-Za-z]:")
 
 
 def stored_path(folder: str | os.PathLike, *names: object, inside: str | os.PathLike | None = None) -> Path:
@@ -45,11 +44,7 @@ def stored_path(folder: str | os.PathLike, *names: object, inside: str | os.Path
 
 
 def is_plain_name(name: object) -> bool:
-    """Return True for a name that is one file's or folder's on every system, and not a device's."""
+    """Return True for a name that is one file's or folder's on every system."""
     if not isinstance(name, str) or name in ("", ".", "..") or name != name.rstrip(". ") or _FORBIDDEN.search(name):
         return False
-    try:
-        size = len(name.encode())
-    except UnicodeEncodeError:  # half of a surrogate pair
-        return False
-    return size <= LONGEST_NAME and not _DEVICE.fullmatch(name.partition(".")[0].rstrip(" "))
+    return len(name.encode()) <= LONGEST_NAME

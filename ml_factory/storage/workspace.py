@@ -110,11 +110,17 @@ class Workspace:
         self.root = Path(text) if self._mirror is None else self._mirror.folder
         _mirrors[self.root] = self._mirror
         folders = (self.raw, self.root / "data" / "processed", self.models, self.checkpoints, self.results)
-        for folder in folders:
-            _make_folder(folder)
+        try:
+            for folder in folders:
+                self.files.make_folder(folder)
+        except FileError as error:
+            raise FileError(
+                "A folder of the workspace cannot be made", where=error.where, got=error.got,
+                next_step="choose another WORKSPACE, or check that this one is mounted and can be written",
+            ) from error  # fmt: skip
         if self._mirror and "://" not in text and not self._mirror.has_synchronized():  # a user looks there
             self._mirror.remote.make_folders(*(str(folder.relative_to(self.root)) for folder in folders))
-        if not self.files.is_writable(self.root):
+        if not os.access(self.root, os.W_OK):
             raise WorkspaceError("This workspace cannot be written", where=self.root, next_step="choose another folder")
         self._pull("models/", "results/", "checkpoints/")
 
@@ -252,15 +258,3 @@ def push_workspace_on_exit(verb: Verb) -> Verb:
                 workspace.push()
 
     return cast(Verb, run)
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        files.make_folder(folder)
-    except FileError as error:
-        raise FileError(
-            "A folder of the workspace cannot be made",
-            where=folder,
-            got=error.got,
-            next_step="choose another WORKSPACE, or check that this one is mounted and can be written",
-        ) from error

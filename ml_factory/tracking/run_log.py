@@ -19,7 +19,6 @@ from ml_factory.storage.json_values import parse_json
 
 SUMMARY = "summary.json"
 _FILE = re.compile(r"(\d{4,})-([0-9a-f]{8})\.jsonl")
-_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 class RunLogAttempt(NamedTuple):
@@ -40,11 +39,11 @@ def list_log_attempts(folder: Path) -> list[RunLogAttempt]:
 
 
 def format_log_line(step: int, time: float, metrics: dict) -> str:
-    """Return one line of the log. NaN and infinity, which JSON lacks, are written as texts: NaN, Infinity,
-    -Infinity.
+    """Return one line of the log, in which NaN and infinities are Python's. Raises TypeError for a metric
+    that JSON cannot hold.
     """
-    encoded = {name: _encode_metric(value) for name, value in metrics.items()}
-    return json.dumps({"step": step, "time": time, "metrics": encoded}) + "\n"
+    numbers = {name: value.item() if hasattr(value, "item") else value for name, value in metrics.items()}
+    return json.dumps({"step": step, "time": time, "metrics": numbers}) + "\n"
 
 
 def parse_log_lines(data: bytes, where: object) -> list[dict]:
@@ -55,9 +54,10 @@ def parse_log_lines(data: bytes, where: object) -> list[dict]:
     records = []
     for number, line in enumerate(data.split(b"\n")[:-1], start=1):
         try:
-            record = parse_json(line)
-            metrics = {name: _decode_metric(value) for name, value in record["metrics"].items()}
-            records.append({"step": int(record["step"]), "time": float(record["time"]), "metrics": metrics})
+            record = parse_json(line, finite=False)
+            records.append(
+                {"step": int(record["step"]), "time": float(record["time"]), "metrics": dict(record["metrics"])}
+            )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise WorkspaceError(
                 "A line of this run's log is damaged", where=f"{where}, line {number}", got=error,
@@ -124,18 +124,3 @@ def is_log_complete(folder: Path) -> bool:
     """Return True for the log of a finished run."""
     summary = files.read_json_or_none(folder / SUMMARY)  # a damaged one is written again
     return isinstance(summary, dict) and summary.get("status") == "finished"
-
-
-def _encode_metric(value: object) -> object:
-    """Return a metric as JSON can hold it. Raises TypeError for a value that is neither a number nor a text."""
-    value = value.item() if hasattr(value, "item") else value
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise TypeError(f"a metric is a number or a text, not {type(value).__name__}")
-
-
-def _decode_metric(value: object) -> object:
-    """Return the metric that `_encode_metric` wrote."""
-    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value

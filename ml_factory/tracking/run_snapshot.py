@@ -3,9 +3,9 @@ left in its folder (fold-lstm-1-of-5.state ...).
 """
 
 import fnmatch
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from ml_factory.checkpoints.checkpoint_file import verify_checkpoint
@@ -23,22 +23,20 @@ class RunSnapshot:
     ----------
     run : its id.
     checkpoints : folder of all runs' checkpoints.
-    parts : (folder, pattern of names) of files that finished parts leave.
+    parts, pattern : folder and names of the files that finished parts leave.
     """
 
     run: str
     checkpoints: str
-    parts: Sequence[Sequence[str]] = ()
-
-    def to_dict(self) -> dict:
-        return asdict(self)
+    parts: str
+    pattern: str
 
     def content(self) -> dict[str, object]:
         """Return the present content: name -> the checkpoint's hash, or a file's size, since a finished part is
         written once. Raises WorkspaceError where the disk refuses.
         """
         found: dict[str, object] = {name: infos[0]["hash"] for name, infos in self._phases()}
-        return found | {path.name: files.size(path) for path in self._parts()}
+        return found | {path.name: files.size(path) for path in self._part_files()}
 
     def pack(self, target: Path) -> list[Path]:
         """Copy all files into an empty folder and return the copies, each checkpoint verified. Raises WorkspaceError,
@@ -51,29 +49,27 @@ class RunSnapshot:
                     verify_checkpoint(target / name)
                     break
                 (target / name).unlink()
-        for path in self._parts():
+        for path in self._part_files():
             (target / path.name).write_bytes(files.read(path))
         return sorted(target.iterdir())
 
-    def restore(self, folder: Path) -> int:
-        """Copy the files that `pack` made to their places, where nothing is yet; return their number.
+    def restore(self, folder: Path) -> None:
+        """Copy the files that `pack` made to their places, where nothing is yet.
 
         Everything is verified first. Raises CheckpointError where a checkpoint is damaged or another run's.
         """
-        copies = []
-        for path in sorted(folder.iterdir()):
-            target = next((Path(target) for target, pattern in self.parts if path.match(pattern)), None)
-            if target is not None:
-                copies.append((stored_path(target, path.name), path))
+        copies = {}
+        for path in folder.iterdir():
+            if path.match(self.pattern):
+                copies[stored_path(self.parts, path.name)] = path
                 continue
             info = verify_checkpoint(path)
             if info["run"] != self.run:
                 raise CheckpointError("This is the checkpoint of another run", where=path.name, got=info["run"])
-            copies.append((stored_path(Path(self.checkpoints) / self.run, f"{info['phase']}.0.ckpt"), path))
-        for target, path in copies:
+            copies[stored_path(Path(self.checkpoints) / self.run, f"{info['phase']}.0.ckpt")] = path
+        for target, path in copies.items():
             if not files.is_file(target):
                 files.write(target, files.read(path))
-        return len(copies)
 
     def _phases(self) -> Iterator[tuple[str, list[dict]]]:
         """Yield (name of its copy, descriptions of its checkpoints, newest first) of each phase."""
@@ -82,6 +78,5 @@ class RunSnapshot:
             if infos := folder.infos(self.run, phase):
                 yield f"{phase}.ckpt", infos
 
-    def _parts(self) -> Iterator[Path]:
-        for folder, pattern in self.parts:
-            yield from (Path(folder) / name for name in fnmatch.filter(files.names(folder), pattern))
+    def _part_files(self) -> list[Path]:
+        return [Path(self.parts) / name for name in fnmatch.filter(files.names(self.parts), self.pattern)]

@@ -69,7 +69,7 @@ class Tracker:
         if mode != "off":
             local = Path(local_folder or local_cache_folder("runs") / fingerprint_json([str(self.folder), run_id])[:16])
             spec = {"run_id": run_id, "folder": str(self.folder), "settings": record["settings"], "project": project}
-            spec |= {"attempt": list(self._attempt), "snapshot": snapshot.to_dict() if snapshot is not None else None}
+            spec |= {"attempt": list(self._attempt), "snapshot": vars(snapshot) if snapshot is not None else None}
             self._mirror = WandbMirrorProcess.start(mode, local.absolute(), self._path.stem, spec)
 
     @property

@@ -1,7 +1,7 @@
-"""The W&B mirror process: start it, watch it, set deadlines, let it finish alone.
+"""Processes that communicate with W&B, from the side of the run: the mirror of its log, and queries with a deadline.
 
 The mirror cannot affect the training: it may be absent, hang, break or outlive this process, and it ends by itself when
-its parent is gone. Its communication with W&B is in `wandb_sync`.
+its parent is gone. What these processes do is in `wandb_sync`.
 """
 
 import importlib.util
@@ -11,17 +11,16 @@ import os
 import signal
 import subprocess
 import tempfile
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 
+from ml_factory.background import start_python_process
 from ml_factory.errors import SettingsError, WorkspaceError, did_you_mean
 from ml_factory.lazy_module import missing_package_error
 from ml_factory.redaction import has_wandb_key, redact_secrets, redact_values
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import parse_json
-from ml_factory.storage.worker_process import abandon_worker_process, start_python_process
 
 MODES = ("auto", "offline", "off")
 INIT_SECONDS, FINISH_SECONDS = 45.0, 120.0
@@ -29,9 +28,7 @@ _log = logging.getLogger("ml_factory")
 _warned: set[str] = set()  # texts or topics of the warnings logged so far
 SERVICE = "W&B"  # topic: warn once per process when W&B is unreachable
 _DISABLED = "W&B has failed"
-_MIRROR = (
-    "import sys; from ml_factory.tracking.wandb_sync import run_mirror_process; run_mirror_process(sys.stdin.read())"
-)
+_CHILD = "import sys; from ml_factory.tracking.wandb_sync import run_task; run_task(sys.argv[1], sys.stdin.read())"
 
 
 class WandbMirrorProcess:
@@ -61,11 +58,10 @@ class WandbMirrorProcess:
         spec |= {"init_seconds": INIT_SECONDS, "finish_seconds": FINISH_SECONDS}
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            process = _start(_MIRROR, {**spec, "status": str(status), "end": str(end)}, folder, mode)
+            process = _start("mirror", {**spec, "status": str(status), "end": str(end)}, folder, mode)
         except OSError as error:
             warn_wandb_once(f"The W&B mirror cannot be started, the run is logged locally: {error.strerror}")
             return None
-        abandon_worker_process(process, SERVICE)
         return cls(process, status, end, mode)
 
     def check(self) -> None:
@@ -98,13 +94,13 @@ class WandbMirrorProcess:
             )
 
 
-def run_wandb_query(code: str, spec: dict, folder: Path, seconds: float, mode: str) -> dict:
+def run_wandb_query(task: str, spec: dict, folder: Path, seconds: float, mode: str) -> dict:
     """Run a child process that queries W&B and return its answer; it is killed after `seconds`.
 
     Parameters
     ----------
-    code : Python code to run; receives `spec` as JSON on standard input, and prints the answer as the last line.
-    spec : JSON-able arguments.
+    task : as of `wandb_sync.run_task`.
+    spec : its JSON-able arguments.
     folder : an existing folder.
     seconds : deadline.
     mode : "online" or "offline".
@@ -113,16 +109,14 @@ def run_wandb_query(code: str, spec: dict, folder: Path, seconds: float, mode: s
     """
     if not _wandb_installed():
         raise missing_package_error("wandb")
-    process = _start(code, spec, folder, mode, subprocess.PIPE)
+    process = _start(task, spec, folder, mode, subprocess.PIPE)
     try:
         output, _ = process.communicate(timeout=seconds)
-        lines = output.splitlines()
-        ended = {"error": f"the child process ended with {process.returncode}"}
-        answer = parse_json(lines[-1], finite=False) if lines else ended
+        answer = parse_json(output.splitlines()[-1], finite=False)
     except subprocess.TimeoutExpired:
         answer = {"error": f"no answer in {seconds:g} s"}
-    except ValueError:
-        answer = {"error": "an answer that is not JSON"}
+    except (IndexError, ValueError):
+        answer = {"error": f"the child process ended with {process.returncode}"}
     finally:
         with suppress(ProcessLookupError):  # with what it has started
             os.killpg(process.pid, signal.SIGKILL)
@@ -132,31 +126,18 @@ def run_wandb_query(code: str, spec: dict, folder: Path, seconds: float, mode: s
     return answer
 
 
-def _start(code: str, spec: dict, folder: Path, mode: str, stdout: int = subprocess.DEVNULL) -> subprocess.Popen:
-    """Start a child process that communicates with W&B and reads `spec` as JSON from its standard input."""
+def _start(task: str, spec: dict, folder: Path, mode: str, stdout: int = subprocess.DEVNULL) -> subprocess.Popen:
+    """Start a child process that reads `spec` as JSON from its standard input: W&B silent, its files in `folder`, no
+    key where it needs none.
+    """
+    env = {name: value for name, value in os.environ.items() if mode == "online" or name != "WANDB_API_KEY"}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[2]), env.get("PYTHONPATH")]))
+    env |= {"WANDB_SILENT": "true", "WANDB_CONSOLE": "off", "WANDB_DISABLE_GIT": "true", "WANDB_DISABLE_CODE": "true"}
+    env |= {f"WANDB_{name}_DIR": str(folder / "wandb" / name.lower()) for name in ("CACHE", "CONFIG", "DATA")}
     with tempfile.TemporaryFile() as text:  # not a pipe: neither process waits for the other to read
         text.write(json.dumps(redact_values(spec)).encode())
         text.seek(0)
-        environment = _mirror_environment(mode, folder)
-        return start_python_process(["-P", "-c", code], stdin=text, stdout=stdout, cwd=folder, env=environment)
-
-
-class DeadlineWatchdog:
-    """Kills the mirror process, with every process it started, when a deadline passes."""
-
-    def __init__(self, status: Path):
-        self._status, self._deadline, self._reason = status, None, ""
-        threading.Thread(target=self._watch, daemon=True).start()
-
-    def set_deadline(self, seconds: float | None, reason: str) -> None:
-        self._deadline, self._reason = None if seconds is None else time.monotonic() + seconds, reason
-
-    def _watch(self) -> None:
-        while True:
-            time.sleep(0.2)
-            if self._deadline is not None and time.monotonic() > self._deadline:
-                self._status.write_text(self._reason)
-                os.killpg(os.getpgrp(), signal.SIGKILL)
+        return start_python_process(["-P", "-c", _CHILD, task], stdin=text, stdout=stdout, cwd=folder, env=env)
 
 
 def wandb_mirror_mode(mirror: str) -> str:
@@ -185,15 +166,6 @@ def _wandb_installed() -> bool:
     except (ImportError, ValueError):
         return False
     return spec is not None and spec.origin is not None
-
-
-def _mirror_environment(mode: str, folder: Path) -> dict[str, str]:
-    """Return the mirror's environment: W&B silent, its files in the run's local folder, no key where it needs none."""
-    env = {name: value for name, value in os.environ.items() if mode == "online" or name != "WANDB_API_KEY"}
-    root = str(Path(__file__).resolve().parents[2])
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, env.get("PYTHONPATH")]))
-    env |= {"WANDB_SILENT": "true", "WANDB_CONSOLE": "off", "WANDB_DISABLE_GIT": "true", "WANDB_DISABLE_CODE": "true"}
-    return env | {f"WANDB_{name}_DIR": str(folder / "wandb" / name.lower()) for name in ("CACHE", "CONFIG", "DATA")}
 
 
 def disable_wandb(text: str) -> None:

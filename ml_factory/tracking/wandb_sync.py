@@ -1,13 +1,15 @@
-"""Replay of a run's log to W&B, each step once and in order, and upload of its checkpoints and artifacts: the code of
-the mirror process, which follows the log.
+"""What processes of their own do at W&B: follow a run's log, each step once and in order, upload its checkpoints and
+artifacts, download them, and replay a whole log.
 """
 
 import importlib
 import json
 import os
 import re
+import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -17,9 +19,9 @@ from ml_factory.errors import FactoryError, FileError
 from ml_factory.redaction import redact_secrets
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import LARGEST_JSON, parse_json
+from ml_factory.storage.stored_paths import stored_path
 from ml_factory.tracking.run_log import RunLogAttempt, parse_log_lines, read_log_steps
 from ml_factory.tracking.run_snapshot import RunSnapshot
-from ml_factory.tracking.wandb_process import DeadlineWatchdog
 
 POLL_SECONDS = 0.5
 # Until the first checkpoint is uploaded to a service that answers, and between two; offline only the last one.
@@ -40,7 +42,7 @@ class WandbSync:
     ----------
     wandb : the module, or a stand-in.
     spec : description of the run, as `tracker.Tracker` passes it to its mirror.
-    set_deadline : (seconds or None, reason), as of `wandb_process.DeadlineWatchdog`, for the next operations.
+    set_deadline : (seconds or None, reason), as of `DeadlineWatchdog`, for the next operations.
     """
 
     def __init__(self, wandb, spec: dict, set_deadline: Callable = lambda seconds, reason: None):
@@ -50,9 +52,7 @@ class WandbSync:
         self._sent: dict = {}
         self._send_at = time.monotonic() + FIRST_SECONDS
         snapshot = spec["snapshot"]
-        self._snapshot = (
-            RunSnapshot(**{**snapshot, "parts": tuple(map(tuple, snapshot["parts"]))}) if snapshot else None
-        )
+        self._snapshot = RunSnapshot(**snapshot) if snapshot else None
         name, self._checkpoints = _wandb_name(spec["run_id"]), artifact_name(CHECKPOINTS, spec["run_id"])
         settings = wandb.Settings(console="off", silent=True, init_timeout=spec["init_seconds"], x_disable_stats=True)
         self.run = wandb.init(
@@ -146,16 +146,49 @@ class WandbSync:
         return parse_log_lines(data, path)
 
 
-def run_mirror_process(text: str) -> None:
-    """Follow the log into W&B until the run has ended or the parent is gone, in the mirror process."""
+class DeadlineWatchdog:
+    """Kills the mirror process, with every process it started, when a deadline passes."""
+
+    def __init__(self, status: Path):
+        self._status, self._deadline, self._reason = status, None, ""
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def set_deadline(self, seconds: float | None, reason: str) -> None:
+        self._deadline, self._reason = None if seconds is None else time.monotonic() + seconds, reason
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(0.2)
+            if self._deadline is not None and time.monotonic() > self._deadline:
+                self._status.write_text(self._reason)
+                os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def run_task(task: str, text: str) -> None:
+    """Run "mirror", "fetch" or "replay" in a child process; the last two print an answer, or the error, as JSON.
+
+    text : arguments of the task as JSON.
+    """
     spec = json.loads(text)
+    if task == "mirror":
+        _mirror(spec)
+        return
+    try:
+        answer = {"fetch": _fetch, "replay": _replay}[task](spec)
+    except Exception as error:  # noqa: BLE001 - any failure is reported to the parent
+        answer = {"error": redact_secrets(f"{type(error).__name__}: {error}")[:500]}
+    print(json.dumps(answer), flush=True)
+
+
+def _mirror(spec: dict) -> None:
+    """Follow the log into W&B until the run has ended or the parent is gone."""
     status, end = Path(spec["status"]), Path(spec["end"])
     sys.excepthook = lambda kind, error, trace: status.write_text(redact_secrets(f"{kind.__name__}: {error}")[:500])
     watchdog = DeadlineWatchdog(status)
     watchdog.set_deadline(spec["init_seconds"], "W&B did not answer")
     with suppress(OSError):
         os.nice(10)
-    sync = WandbSync(import_wandb(), spec, watchdog.set_deadline)
+    sync = WandbSync(_import_wandb(), spec, watchdog.set_deadline)
     watchdog.set_deadline(None, "")
     status.write_text("ready")
     sync.follow_log(lambda: end.exists() or os.getppid() != spec["parent"])
@@ -175,7 +208,29 @@ def run_mirror_process(text: str) -> None:
         sync.delete_old_checkpoints(0)
 
 
-def import_wandb():
+def _fetch(spec: dict) -> dict:
+    """Return the first of these artifacts that W&B has, {"found": name or ""}; download its files with "files"."""
+    api = _import_wandb().Api(overrides={"project": PROJECT}, timeout=int(spec["answer_seconds"]))
+    found = next((name for name in spec["names"] if api.artifact_exists(f"{PROJECT}/{name}:latest")), "")
+    if found and spec["files"]:
+        artifact = api.artifact(f"{PROJECT}/{found}:latest")
+        for name in artifact.manifest.entries:
+            stored_path(spec["folder"], name)  # raises FileError for one that leads out of the folder
+        artifact.download(root=spec["folder"])
+    return {"found": found}
+
+
+def _replay(spec: dict) -> dict:
+    """Log the whole record to W&B."""
+    sync = WandbSync(_import_wandb(), spec)
+    sync.log_earlier_steps(sys.maxsize)
+    sync.run.summary.update(spec["summary"])
+    where = str(Path(sync.run.dir).parent)
+    sync.run.finish()
+    return {"run": sync.run.id, "folder": where}
+
+
+def _import_wandb():
     """Import the wandb module; only in child processes, because it may hang."""
     return importlib.import_module("wandb")
 

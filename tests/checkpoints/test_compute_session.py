@@ -7,7 +7,6 @@ import time
 import pytest
 
 from ml_factory.checkpoints import compute_session
-from ml_factory.errors import SettingsError
 
 
 def write_proc(folder, started: float, name: str = "init") -> None:
@@ -27,26 +26,6 @@ def test_runtime_started_reads_start_of_process_1_from_proc(tmp_path, name):
 
 def test_runtime_started_without_proc_returns_current_time(tmp_path):
     assert compute_session.runtime_start_time(tmp_path) == pytest.approx(time.time(), abs=5)
-
-
-def test_hours_remaining_follows_tier_and_limit(monkeypatch):
-    lived = {"hours": 1}
-    monkeypatch.setattr(compute_session, "runtime_start_time", lambda: time.time() - 3600 * lived["hours"])
-    monkeypatch.delenv("COLAB_RELEASE_TAG", raising=False)
-    assert compute_session.configured_hours_remaining() == math.inf
-    assert compute_session.configured_hours_remaining(limit_hours=3) == pytest.approx(2, abs=1e-3)
-    monkeypatch.setenv("COLAB_RELEASE_TAG", "x")
-    lived["hours"] = 2
-    assert compute_session.configured_hours_remaining() == pytest.approx(10, abs=1e-3)
-    assert compute_session.configured_hours_remaining("pro") == pytest.approx(22, abs=1e-3)
-    with pytest.raises(SettingsError, match="unheard of"):
-        compute_session.configured_hours_remaining("unheard of")
-    lived["hours"] = 1e6
-    assert compute_session.configured_hours_remaining(limit_hours=3) == 0
-
-
-def test_runtime_started_on_this_machine_is_in_the_past():
-    assert 0 < compute_session.runtime_start_time() <= time.time()
 
 
 def test_session_ending_is_true_when_only_last_save_fits(monkeypatch):

@@ -120,15 +120,15 @@ def test_released_lease_is_not_renewed_by_a_late_heartbeat(tmp_path):
 
 def test_two_machines_on_one_mount_see_each_others_leases(tmp_path, monkeypatch):
     monkeypatch.setenv("ML_FACTORY_MOUNTS", str(tmp_path / "drive"))
-    one, two = (Mirror(str(tmp_path / "drive/ws"), tmp_path / name) for name in ("one", "two"))
-    name = "checkpoints/leases/x.json"
+    one, two = (Mirror(str(tmp_path / "drive/leases"), tmp_path / name) for name in ("one", "two"))
+    name = "x.json"
     first, _ = lease(one.folder / name, "first", mirror=one)
     first.acquire("machine one", lambda: 0)
-    one._lease_thread.wait(30)
+    one.wait(30)
 
     def beat():
         first.renew()
-        one._lease_thread.wait(30)
+        one.wait(30)
 
     second, _ = lease(two.folder / name, "second", [(60, beat)], two)
     with pytest.raises(CheckpointError, match="being renewed"):
@@ -136,6 +136,6 @@ def test_two_machines_on_one_mount_see_each_others_leases(tmp_path, monkeypatch)
     later, clock = lease(two.folder / name, "later", mirror=two)  # the first machine is gone
     later.acquire("machine two", lambda: 0)
     assert clock.seconds == WATCH_SECONDS and later.fence == 2
-    two._lease_thread.wait(30)
+    two.wait(30)
     with pytest.raises(LeaseTakenOverError):  # it was only away
         first.renew()

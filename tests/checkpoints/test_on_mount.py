@@ -3,7 +3,7 @@
 import json
 import random
 import shutil
-import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -37,9 +37,10 @@ class World:
     def other_machine(self) -> None:
         """Sit at a machine with an empty disk; the one before is gone, a quarter of an hour ago."""
         for lease in self.drive.glob("ws/checkpoints/leases/*.json"):
-            while not (text := lease.read_text()):  # a beat is on its way: a lease is overwritten in place
-                time.sleep(0.01)
-            record = json.loads(text)
+            record = None
+            while record is None:  # a beat may be on its way: a lease is overwritten in place
+                with suppress(ValueError):
+                    record = json.loads(lease.read_text())
             lease.write_text(json.dumps({**record, "seen": record["seen"] - 1000}))
         self.machines += 1
         self.patch.setenv("XDG_CACHE_HOME", str(self.folder / f"disk-{self.machines}"))

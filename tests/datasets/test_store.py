@@ -263,7 +263,7 @@ def test_store_load_splits_returns_empty_and_scattered_positions(processed, base
     assert all(found[name].tolist() == splits[name].tolist() and found[name].dtype == np.int64 for name in splits)
 
 
-@pytest.mark.parametrize("name", ["../../outside.npy", "/etc/passwd", "../parts/../../outside.npy", "a\\b", "nul"])
+@pytest.mark.parametrize("name", ["../../outside.npy", "/etc/passwd", "../parts/../../outside.npy", "a\\b"])
 def test_store_manifest_with_file_name_that_leads_outside_counts_as_absent(processed, name):
     store = DatasetStore.current(processed)
     path = store.folder / "manifest.json"

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from ml_factory import notebook, pipeline
+from ml_factory import CheckpointManager, notebook, pipeline
 from ml_factory.errors import UnresponsiveMountError
 from ml_factory.storage import remote
 from ml_factory.storage.workspace import Workspace
@@ -23,13 +23,11 @@ def drive(mount, tmp_path, monkeypatch):
     """A drive with a deadline of a few seconds; the cache is the test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(remote, "SILENCE_SECONDS", 4.0)
-    made = mount()
-    late = threading.Timer(_RELEASE, made.heal)
+    late = threading.Timer(_RELEASE, mount.heal)
     late.daemon = True
     late.start()
-    yield made
+    yield mount
     late.cancel()
-    made.heal()
 
 
 @pytest.fixture
@@ -61,17 +59,17 @@ def test_pipeline_on_mount_makes_no_file_call_in_main_process(drive, monkeypatch
 def test_prepare_with_hanging_data_file_raises_with_file_name(prepared_template, prepared, drive):
     theirs = drive.path / "bars.parquet"
     theirs.write_bytes(Workspace(prepared_template).raw_bars(SYMBOL).read_bytes())
-    drive.fault("hang", "read")
+    drive.hang()
     with pytest.raises(UnresponsiveMountError, match=r"does not answer.*bars\.parquet.*mount it again"):
         pipeline.prepare(prepared, "MES", (HORIZON,), data=theirs)
-    drive.wait_struck("hang")
+    drive.wait_struck()
     assert not prepared.raw_bars("MES").exists()
 
 
 def test_mount_state_of_hanging_drive_is_dead(drive):
     (drive.path / "MyDrive").mkdir()
     assert colab_setup._mount_state(drive.path) == "alive"
-    drive.fault("hang")
+    drive.hang()
     assert colab_setup._mount_state(drive.path) == "dead"
 
 
@@ -86,7 +84,7 @@ def test_train_on_drive_that_hangs_in_the_middle_ends_and_copies_later(workspace
     def hang(block: int, _) -> None:
         observed.append(block)
         if len(observed) == 2:
-            drive.fault("hang")
+            drive.hang()
 
     result = train(callbacks=[hang])
     assert len(observed) == TREES["rounds"] // TREES["block"]
@@ -101,6 +99,23 @@ def test_train_on_drive_that_hangs_in_the_middle_ends_and_copies_later(workspace
 
 def test_machine_with_empty_disk_refuses_to_open_workspace_on_hanging_drive(workspace, drive, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
-    drive.fault("hang")
+    drive.hang()
     with pytest.raises(UnresponsiveMountError, match=r"does not answer.*mount it again"):
         Workspace(drive.path / "ml_factory")
+
+
+def test_drive_that_disconnects_during_saves_loses_none_of_them(drive, monkeypatch, tmp_path):
+    """A session saves on while its drive is gone; what it saved is on the drive when that is mounted again."""
+    with CheckpointManager(Workspace(drive.path / "ml_factory").checkpoints, run="r") as manager:
+        manager.save_checkpoint("p", {"value": 1}, force=True)
+        assert manager.wait(60)
+        drive.kill()
+        manager.save_checkpoint("p", {"value": 2}, force=True)
+        assert not manager.wait(60) and manager.last_saves[0]["status"] == "saved locally"
+        drive.unmount()
+        drive.start()
+        manager.phase("p").beat()
+        assert manager.wait(60) and "mount" in manager.last_saves[0]["status"]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
+    manager = CheckpointManager(Workspace(drive.path / "ml_factory").checkpoints, run="r")
+    assert manager.load_latest_checkpoint("p")["state"] == {"value": 2}

@@ -3,14 +3,12 @@
 import errno
 import fcntl
 import os
-import signal
 import time
 from contextlib import nullcontext
 
 import pytest
 
 from ml_factory.errors import CheckpointError
-from ml_factory.process_identity import process_id
 from ml_factory.storage import locks
 from ml_factory.storage.locks import (
     acquire_lock_file,
@@ -47,39 +45,6 @@ def is_refused(path) -> bool:
     return False
 
 
-def test_process_id_in_forked_child_is_another_also_with_process_number_of_parent(monkeypatch):
-    own = process_id()
-    assert own == process_id() and len(own) == 16
-    monkeypatch.setattr(os, "getpid", lambda: 1)  # as in two containers
-    assert in_child(lambda: process_id() != own and len(process_id()) == 16) == 1
-    assert process_id() == own
-
-
-@pytest.mark.parametrize("text", [b"", b"4194305 elsewhere\n", b"\xff\x00 not a line"])
-def test_lock_file_held_by_kernel_is_refused_whatever_its_text(path, text):
-    acquire_lock_file(path, "the work")
-    path.write_bytes(text)
-    inode = path.stat().st_ino
-    assert in_child(lambda: is_refused(path)) == 1
-    assert path.stat().st_ino == inode and path.read_bytes() == text
-
-
-def test_lock_file_refusal_names_holder_and_next_step(path):
-    acquire_lock_file(path, "the work")
-
-    def refusal() -> bool:
-        try:
-            check_lock_file_free(path, "the work")
-        except CheckpointError as error:
-            return f"process {parent} on " in str(error) and "wait for it" in str(error)
-        return False
-
-    parent = os.getpid()
-    assert in_child(refusal) == 1
-    release_lock_file(path)
-    assert in_child(lambda: not is_refused(path)) == 1
-
-
 def test_check_lock_file_free_neither_makes_nor_signs_nor_holds_the_file(path):
     check_lock_file_free(path, "the work")
     assert not path.exists()
@@ -103,40 +68,6 @@ def test_acquire_lock_file_waits_for_process_that_only_looks(path):
     fcntl.flock(looks, fcntl.LOCK_UN)
     os.close(looks)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
-
-
-def test_lock_of_killed_owner_is_free_though_its_forked_child_lives(path):
-    """The child closed its copy; before, such a lock was unlinked while it was held."""
-    read, write = os.pipe()
-    owner = os.fork()
-    if owner == 0:
-        acquire_lock_file(path, "the work")
-        child = os.fork()
-        if child == 0:
-            time.sleep(60)
-            os._exit(0)
-        os.write(write, b"%d\n" % child)
-        time.sleep(60)
-        os._exit(0)
-    child = int(os.read(read, 20))
-    inode = path.stat().st_ino
-    assert is_refused(path)
-    os.kill(owner, signal.SIGKILL)
-    os.waitpid(owner, 0)
-    try:
-        os.kill(child, 0)
-        assert acquire_lock_file(path, "the work") and path.stat().st_ino == inode
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.close(read), os.close(write)
-
-
-@pytest.fixture
-def without_locks(monkeypatch):
-    def refuse(*given):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(locks.fcntl, "flock", refuse)
 
 
 @pytest.mark.parametrize("waiting", [True, False])

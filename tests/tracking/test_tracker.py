@@ -69,13 +69,6 @@ def test_tracker_log_holds_steps_metrics_and_summary(track, tmp_path):
     assert json.loads((tmp_path / "w/run.json").read_text())["settings"] == {"lr": 0.1}
 
 
-def test_read_log_without_steps_returns_empty_table(track, tmp_path):
-    track().finish()
-    log = read_log(tmp_path / "w")
-    assert log.empty and log.columns.tolist() == ["step", "time", "attempt"]
-    assert read_log(tmp_path / "nowhere").empty
-
-
 def test_tracker_on_exception_ends_log_as_failed_and_reraises(track, tmp_path):
     with pytest.raises(ZeroDivisionError), track() as tracker:
         tracker.log(1, {"loss": 1.0})

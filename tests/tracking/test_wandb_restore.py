@@ -27,12 +27,7 @@ from ml_factory.tracking import wandb_process, wandb_restore, wandb_sync
 from ml_factory.tracking.run_snapshot import RunSnapshot
 from ml_factory.tracking.tracker import Tracker
 from ml_factory.tracking.wandb_process import wandb_mirror_mode
-from ml_factory.tracking.wandb_restore import (
-    replay_log_to_wandb,
-    restore_artifact_or_checkpoints,
-    restore_wandb_artifact,
-    try_restore_from_wandb,
-)
+from ml_factory.tracking.wandb_restore import replay_log_to_wandb, restore_from_wandb, try_restore_from_wandb
 from ml_factory.tracking.wandb_sync import WandbSync
 from tests.tracking import wandb_stand_in
 from tests.tracking.metrics_table import read_log
@@ -115,7 +110,7 @@ def test_train_with_source_wandb_uses_artifact_of_wandb_and_raises_without_one(
 
 
 def snapshot_of(manager: CheckpointManager, folder: Path) -> RunSnapshot:
-    return RunSnapshot(manager.run, str(manager.folder.folder), ((str(folder), "part-*.json"),))
+    return RunSnapshot(manager.run, str(manager.folder.folder), str(folder), "part-*.json")
 
 
 def tracker_of(snapshot: RunSnapshot, tmp_path: Path) -> Tracker:
@@ -150,9 +145,8 @@ def test_restore_run_restores_last_checkpoints_of_all_phases_and_part_files(tmp_
         "folds_lstm.ckpt", "folds_lstm_2.ckpt", "part-0.json",
     }  # fmt: skip
     with CheckpointManager(tmp_path / "two/c", run="r", background=False) as manager:
-        assert try_restore_from_wandb(
-            manager, snapshot_of(manager, tmp_path / "two"), ArtifactRegistry(tmp_path / "m"), ["model"]
-        )
+        snapshot = snapshot_of(manager, tmp_path / "two")
+        assert try_restore_from_wandb("r", ArtifactRegistry(tmp_path / "m"), ["model"], snapshot)
         found = manager.load_latest_checkpoint("folds_lstm")
         assert found["sequence"] == 2 and found["state"]["history"] == [1, 2]
         assert found["state"]["weights"].tolist() == [0, 1, 2, 3, 4]
@@ -177,7 +171,7 @@ def test_restore_run_of_damaged_checkpoints_raises_and_leaves_no_file(tmp_path, 
             shutil.copy(other.save_checkpoint("q", {"a": 1}, force=True)["path"], last)
     with CheckpointManager(tmp_path / "e", run="r", background=False) as manager:
         with pytest.raises(CheckpointError, match=r"another run|torn or was changed"):
-            restore_artifact_or_checkpoints(manager, snapshot_of(manager, tmp_path / "f"))
+            restore_from_wandb("r", None, [], snapshot_of(manager, tmp_path / "f"))
         assert manager.list_checkpoints() == []
 
 
@@ -202,7 +196,7 @@ def test_wandb_checkpoint_versions_keep_newest_and_user_aliased(tmp_path, servic
                 about.write_text(json.dumps(json.loads(about.read_text()) | {"aliases": ["mine"]}))
         assert [path.name for path in versions(store, "checkpoints-r")] == ["v1", "v3", "v4", "v5"]
     with CheckpointManager(tmp_path / "d", run="r", background=False) as manager:
-        assert restore_artifact_or_checkpoints(manager, snapshot_of(manager, tmp_path)) == "checkpoints"
+        assert restore_from_wandb("r", None, [], snapshot_of(manager, tmp_path)) == "checkpoints"
         assert manager.load_latest_checkpoint("p")["state"] == {"number": 5}
 
 
@@ -224,7 +218,7 @@ def test_wandb_sync_uploads_new_checkpoints_at_set_interval(tmp_path, service, m
             return len(calls) > 9
 
         spec = {"run_id": "r", "local": str(tmp_path / "l"), "folder": str(tmp_path / "w"), "mode": "online"}
-        spec |= {"attempt": [1, "0" * 8], "snapshot": snapshot_of(manager, tmp_path).to_dict(), "settings": {}}
+        spec |= {"attempt": [1, "0" * 8], "snapshot": vars(snapshot_of(manager, tmp_path)), "settings": {}}
         spec |= {"init_seconds": 5, "finish_seconds": 7}
         set_deadline = lambda seconds, reason: deadlines.append(seconds)  # noqa: E731
         WandbSync(wandb, spec, set_deadline).follow_log(over)
@@ -238,10 +232,8 @@ def test_try_restore_from_failing_service_warns_once_and_goes_offline(tmp_path, 
     monkeypatch.setattr(wandb_restore, "ANSWER_SECONDS", 2.0 if "sleep" in answer else 60.0)
     with CheckpointManager(tmp_path / "c", run="r", background=False) as manager:
         assert wandb_mirror_mode("auto") == "online"
-        assert (
-            try_restore_from_wandb(manager, snapshot_of(manager, tmp_path), ArtifactRegistry(tmp_path / "m"), ["model"])
-            == ""
-        )
+        snapshot = snapshot_of(manager, tmp_path)
+        assert try_restore_from_wandb("r", ArtifactRegistry(tmp_path / "m"), ["model"], snapshot) == ""
     assert len(caplog.records) == 1 and "Nothing is restored" in caplog.text and KEY not in caplog.text
     assert wandb_mirror_mode("auto") == "offline"  # nobody waits for it again
 
@@ -252,11 +244,11 @@ def test_restore_artifact_of_torn_copy_raises(tmp_path, service):
     shutil.copytree(kept.path, folder)
     (folder.parent / "about-v0.json").write_text('{"type": "model", "metadata": {}, "aliases": []}')
     registry = ArtifactRegistry(tmp_path / "b")
-    assert restore_wandb_artifact(registry, "model", "r").hash == kept.hash
+    assert restore_from_wandb("r", registry, ["model"]) == "model" and registry.find("ES").hash == kept.hash
     (folder / "state.safetensors").write_bytes(b"other")
     with pytest.raises(CheckpointError, match="torn"):
-        restore_wandb_artifact(registry, "model", "r")
-    assert restore_wandb_artifact(registry, "model", "unknown") is None and len(registry.list("ES")) == 1
+        restore_from_wandb("r", registry, ["model"])
+    assert restore_from_wandb("unknown", registry, ["model"]) == "" and len(registry.list("ES")) == 1
 
 
 @pytest.mark.parametrize("name", ["../../outside", "/outside", "..\\outside", "folder/state.safetensors"])
@@ -269,7 +261,7 @@ def test_restore_artifact_with_file_name_that_is_a_path_raises(tmp_path, service
     )
     registry = ArtifactRegistry(tmp_path / "b")
     with pytest.raises(WorkspaceError, match="cannot be a file's"):
-        restore_wandb_artifact(registry, "model", "r")
+        restore_from_wandb("r", registry, ["model"])
     assert registry.list("ES") == []
 
 

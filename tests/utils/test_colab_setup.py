@@ -154,10 +154,7 @@ def test_colab_setup_imports_no_torch_numpy_pandas_or_wandb(colab):
 
 FAILURES = {
     "refused by the person": "errors.Error('credential propagation was unsuccessful')",
-    "mount failed": "ValueError('mount failed')",
-    "unsupported": "NotImplementedError('google.colab.drive is unsupported in this environment.')",
     "no kernel": """AttributeError("'NoneType' object has no attribute 'kernel'")""",
-    "disk": "OSError(107, 'Transport endpoint is not connected')",
 }
 
 
@@ -237,11 +234,6 @@ def test_mount_drive_with_live_mount_does_not_remount(tmp_path, monkeypatch):
 # ------------------------------------------------------------------ secrets
 
 
-def test_colab_setup_with_wandb_key_in_environment_is_online(colab):
-    facts, printed = colab("told(tracking=setup('ws').tracking)", WANDB_API_KEY=KEY)
-    assert facts["tracking"] == "online" and KEY not in printed
-
-
 def test_colab_setup_puts_wandb_key_of_colab_secrets_only_into_environment(colab, tmp_path):
     facts, printed = colab(
         f"userdata.get = lambda key: {{'WANDB_API_KEY': {KEY!r} + chr(10)}}[key]\n"
@@ -263,8 +255,6 @@ def test_database_secrets_of_colab_go_into_environment_alone(colab):
 
 SECRETS = {
     "absent": "raise userdata.SecretNotFoundError(key)",
-    "no access": "raise userdata.NotebookAccessError(key)",
-    "timeout": "raise userdata.TimeoutException(key)",
     "empty": "return ''",
 }
 
@@ -298,12 +288,6 @@ def test_colab_setup_tracking_follows_argument_and_environment(tmp_path, monkeyp
     assert colab_setup.setup_colab_environment(tmp_path, wandb=wandb).tracking == tracking
     if wandb is not None:
         assert os.environ["ML_FACTORY_WANDB"] == {"online": "auto"}.get(tracking, tracking)
-
-
-def test_colab_setup_with_wandb_key_in_netrc_is_online(tmp_path, monkeypatch):
-    (tmp_path / ".netrc").write_text(f"machine api.wandb.ai\n  login user\n  password {KEY}\n")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert colab_setup.setup_colab_environment(tmp_path).tracking == "online"
 
 
 def test_colab_setup_with_key_as_wandb_argument_raises_without_key(tmp_path):

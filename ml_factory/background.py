@@ -1,9 +1,12 @@
-"""Jobs in the background: one daemon thread that runs them in order."""
+"""Work beside this thread: one daemon thread that runs jobs in order, and child processes that are never waited for."""
 
 import logging
 import queue
+import subprocess
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from ml_factory.errors import FactoryError
 
@@ -62,3 +65,19 @@ class BackgroundThread:
                 with self._changed:
                     self._unfinished -= 1
                     self._changed.notify_all()
+
+
+def start_python_process(arguments: Sequence[object], **options: Any) -> subprocess.Popen:
+    """Start a Python process that Ctrl-C does not reach, by default without a folder, standard input and output.
+
+    arguments : of the interpreter.
+    options : as of subprocess.Popen.
+    """
+    silent = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    # A process group of its own, not a session, where its niceness would have no effect: the kernel shares the cores
+    # among sessions first (autogroup).
+    child = subprocess.Popen(
+        [sys.executable, *map(str, arguments)], process_group=0, **{"cwd": "/", **silent, **options}
+    )
+    threading.Thread(target=child.wait, name="reaper", daemon=True).start()  # so that it never stays as a zombie
+    return child
