@@ -4,6 +4,7 @@ The validation cell imports this file before anything is installed on a new Cola
 packages.
 """
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from io import BytesIO
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+from IPython import get_ipython
 from IPython.display import Image, display
 
 from ml_factory.errors import NotPreparedError
@@ -51,6 +53,13 @@ def show(*things: Any) -> None:
                 display(thing.round(numbers)) if len(thing) else print("(nothing to list)")
         else:
             display(thing)
+
+
+def is_interactive_notebook() -> bool:
+    """Return True in an interactive notebook: Colab, Jupyter, VS Code; False under papermill or nbval."""
+    known = ("COLAB_RELEASE_TAG", "JPY_SESSION_NAME")  # set by Colab, and by a Jupyter server for its kernels
+    shell = get_ipython()
+    return any(name in os.environ for name in known) or "__vsc_ipynb_file__" in getattr(shell, "user_ns", ())
 
 
 def figure_png(figure: "Figure") -> bytes:

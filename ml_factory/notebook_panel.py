@@ -19,7 +19,7 @@ import pandas as pd
 from ml_factory.checkpoints.compute_session import configured_hours_remaining
 from ml_factory.checkpoints.save_status import save_status_line
 from ml_factory.lazy_module import LazyModule, check_packages_installed
-from ml_factory.notebook import figure_png, list_workspace_choices
+from ml_factory.notebook import figure_png, is_interactive_notebook, list_workspace_choices
 from ml_factory.progress import Heartbeat, ProgressPhase, add_progress_watcher, remove_progress_watcher
 from ml_factory.storage.json_values import parse_json
 
@@ -157,13 +157,6 @@ class LiveCurves:
         curves = plots.plot_learning_curves(pd.DataFrame(self._history), resumed_from=self._resumed)
         self._picture = _shown(self._picture, {"image/png": figure_png(curves)}, raw=True)
         self._drawn = time.monotonic()
-
-
-def is_interactive_notebook() -> bool:
-    """Return True in an interactive notebook: Colab, Jupyter, VS Code; False under papermill or nbval."""
-    known = ("COLAB_RELEASE_TAG", "JPY_SESSION_NAME")  # set by Colab, and by a Jupyter server for its kernels
-    shell = ipython.get_ipython()
-    return any(name in os.environ for name in known) or "__vsc_ipynb_file__" in getattr(shell, "user_ns", ())
 
 
 def show_cell_panels() -> None:
