@@ -8,6 +8,7 @@ import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -117,18 +118,16 @@ class TrainedModel:
         """Raise SettingsError for features other than those of training, or in another order, naming the first
         difference.
         """
-        columns = list(columns)
-        if columns == list(self.feature_names):
+        columns, names = list(columns), list(self.feature_names)
+        if columns == names:
             return
-        names = list(self.feature_names)
-        place = next(at for at in range(len(columns) + len(names)) if columns[at : at + 1] != names[at : at + 1])
-        missing, extra = ([name for name in one if name not in set(other)]
-                          for one, other in ((names, columns), (columns, names)))  # fmt: skip
+        pairs = enumerate(zip_longest(map(repr, columns), map(repr, names), fillvalue="nothing"), 1)
+        place, (got, wanted) = next((place, pair) for place, pair in pairs if pair[0] != pair[1])
+        missing, extra = [one for one in names if one not in columns], [one for one in columns if one not in names]
         raise SettingsError(
             f"These are not the model's {len(names)} features"
-            + (f"; not known to it: {', '.join(extra[:5])}" if extra else ""), where=f"column {place + 1}",
-            got=", ".join(map(repr, columns[place : place + 1])) or "nothing",
-            wanted=", ".join(map(repr, names[place : place + 1])) or "nothing",
+            + (f"; not known to it: {', '.join(extra[:5])}" if extra else ""), where=f"column {place}", got=got,
+            wanted=wanted,
             next_step=f"prepare the features with the model's settings; missing: {', '.join(missing[:5])}" if missing
             else "select the model's columns in its order: features[list(model.feature_names)]",
         )  # fmt: skip
