@@ -7,7 +7,7 @@ import importlib.metadata
 import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import zip_longest
 from typing import Any
 
@@ -302,11 +302,8 @@ def stacked_predictions(state: Mapping, predictions: Mapping[str, pd.DataFrame])
 
 def common_prediction_index(frames: Mapping[str, pd.DataFrame]) -> pd.DatetimeIndex:
     """Return the rows that all frames have, in time order."""
-    first, *others = frames.values()
-    index = first.index
-    for frame in others:
-        index = index[index.isin(frame.index)]
-    return index
+    first, *others = [frame.index for frame in frames.values()]
+    return reduce(pd.Index.intersection, others, first)
 
 
 @dataclass(frozen=True)
