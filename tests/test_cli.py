@@ -555,7 +555,7 @@ def test_cli_prepare_roll_options_set_contract_roll_times(call, tmp_path):
 
 HEAVY = (
     "torch", "xgboost", "lightgbm", "catboost", "sklearn", "scipy", "numba", "pandas", "pyarrow", "matplotlib", "wandb",
-    "IPython", "papermill", "exchange_calendars", "gcsfs",
+    "IPython", "papermill", "exchange_calendars", "gcsfs", "fastapi", "uvicorn",
 )  # fmt: skip
 FIRST_ANSWERS = [
     *((verb, "--help") for verb in VERBS),

@@ -264,12 +264,8 @@ def _fit_season(chunk: BarChunk, calendar: str) -> dict[str, Any]:
 
 def _medians(values: np.ndarray, stratum: np.ndarray) -> np.ndarray:
     """Return the median by stratum; the overall one where a stratum has fewer than 30 values."""
-    out = np.full(_STRATA, float(np.median(values)))
-    for number in range(_STRATA):
-        own = values[stratum == number]
-        if len(own) >= 30:
-            out[number] = float(np.median(own))
-    return out
+    found = pd.Series(values).groupby(stratum).agg(["median", "size"]).reindex(range(_STRATA))
+    return found["median"].where(found["size"] >= 30, np.median(values)).to_numpy()
 
 
 def _with_thresholds(
@@ -298,8 +294,7 @@ def _threshold(ends: np.ndarray, values: np.ndarray, train: int, block: int) -> 
 
 def _extreme(reduce: np.ufunc, values: np.ndarray) -> np.ndarray:
     """Return the least or the largest finite value of each column; 0 where it has none."""
-    found = reduce.reduce(np.where(np.isfinite(values), values, np.nan), axis=0)
-    return np.where(np.isnan(found), 0.0, found).astype(np.float64)
+    return np.nan_to_num(reduce.reduce(np.where(np.isfinite(values), values, np.nan), axis=0).astype(np.float64))
 
 
 def _bar_limits(chunk: BarChunk, market: MarketSpec) -> dict[str, float]:

@@ -191,7 +191,6 @@ _CONVERTERS: dict[str, Callable[..., onnx.ModelProto]] = {
 }  # fmt: skip
 
 
-OPSET = 20
 _ROWS = 3  # of the example that is traced; the batch is dynamic
 
 
@@ -201,7 +200,7 @@ def network_to_onnx(model: Any) -> Any:
     def export() -> Any:
         return torch.onnx.export(
             model.network.eval(), (_example(model),), dynamo=True, dynamic_shapes=({0: torch.export.Dim("batch")},),
-            opset_version=OPSET, input_names=[INPUT], output_names=[OUTPUT], verbose=False,
+            opset_version=OPSETS[""], input_names=[INPUT], output_names=[OUTPUT], verbose=False,
         ).model_proto  # fmt: skip
 
     return _exported(model, export)

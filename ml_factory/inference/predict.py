@@ -5,7 +5,8 @@ A `TrainedModel` is a model with all it needs to predict from feature rows: prep
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, reduce
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -103,18 +104,16 @@ class TrainedModel:
         """Raise SettingsError for features other than those of training, or in another order, naming the first
         difference.
         """
-        columns = list(columns)
-        if columns == list(self.feature_names):
+        columns, names = list(columns), list(self.feature_names)
+        if columns == names:
             return
-        names = list(self.feature_names)
-        place = next(at for at in range(len(columns) + len(names)) if columns[at : at + 1] != names[at : at + 1])
-        missing, extra = ([name for name in one if name not in set(other)]
-                          for one, other in ((names, columns), (columns, names)))  # fmt: skip
+        pairs = enumerate(zip_longest(map(repr, columns), map(repr, names), fillvalue="nothing"), 1)
+        place, (got, wanted) = next((place, pair) for place, pair in pairs if pair[0] != pair[1])
+        missing, extra = [one for one in names if one not in columns], [one for one in columns if one not in names]
         raise SettingsError(
             f"These are not the model's {len(names)} features"
-            + (f"; not known to it: {', '.join(extra[:5])}" if extra else ""), where=f"column {place + 1}",
-            got=", ".join(map(repr, columns[place : place + 1])) or "nothing",
-            wanted=", ".join(map(repr, names[place : place + 1])) or "nothing",
+            + (f"; not known to it: {', '.join(extra[:5])}" if extra else ""), where=f"column {place}", got=got,
+            wanted=wanted,
             next_step=f"prepare the features with the model's settings; missing: {', '.join(missing[:5])}" if missing
             else "select the model's columns in its order: features[list(model.feature_names)]",
         )  # fmt: skip
@@ -289,11 +288,8 @@ def stacked_predictions(state: Mapping, predictions: Mapping[str, pd.DataFrame])
 
 def common_prediction_index(frames: Mapping[str, pd.DataFrame]) -> pd.DatetimeIndex:
     """Return the rows that all frames have, in time order."""
-    first, *others = frames.values()
-    index = first.index
-    for frame in others:
-        index = index[index.isin(frame.index)]
-    return index
+    first, *others = [frame.index for frame in frames.values()]
+    return reduce(pd.Index.intersection, others, first)
 
 
 @dataclass(frozen=True)

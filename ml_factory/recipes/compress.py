@@ -213,7 +213,10 @@ def _make_variant(
             sizes, state = prune_t5_state(trained.network.model, share)
             network = trained.build(sizes)
             network.model.load_state_dict(state)
-        pruned = prune_by_magnitude(network, share) if name == "magnitude" else []
+        pruned = _linear_maps(network) if name == "magnitude" else []
+        if pruned:  # in training the smallest of all weights stay zero; `prune.remove` makes it final
+            pairs = [(module, "weight") for module in pruned]
+            prune.global_unstructured(pairs, pruning_method=prune.L1Unstructured, amount=share)
         if share:
             validation = Validation(lambda: trained.data.loss(network, "validation", trained.device, spec.eval_batch))
             fit = run.train(network, trained.data.rows["train"], label_loss, spec, validation,
@@ -236,18 +239,8 @@ def _make_variant(
 # ---------------------------------------------------------------------- methods
 
 
-def prune_by_magnitude(network: nn.Module, share: float) -> list[nn.Module]:
-    """Set the smallest of all weights of linear maps to zero, this share of them; in training they stay zero.
-
-    Returns the modules, whose `prune.remove` makes it final. An output that is tied to the embedding is left alone.
-    """
-    modules = _linear_maps(network)
-    pairs = [(module, "weight") for module in modules]
-    prune.global_unstructured(pairs, pruning_method=prune.L1Unstructured, amount=share)
-    return modules
-
-
 def _linear_maps(network: nn.Module) -> list[nn.Module]:
+    """Return the linear maps; an output that is tied to the embedding is left alone."""
     tied = {id(module.weight) for module in network.modules() if isinstance(module, nn.Embedding)}
     return [module for module in network.modules() if isinstance(module, nn.Linear) and id(module.weight) not in tied]
 

@@ -241,32 +241,25 @@ def prepare_texts(settings: T5Settings, device: Device) -> T5Data:
     else:
         with hub_errors("The tokenizer", settings.model):
             tokenizer = transformers.AutoTokenizer.from_pretrained(settings.model, trust_remote_code=False)
-    labels_CL = _padded([tokenizer(label, add_special_tokens=False)["input_ids"] + [END] for label in labels])
+    padded = {"padding": True, "return_tensors": "np", "verbose": False}
+    labels_CL = tokenizer(list(labels), **padded)["input_ids"].astype(np.int32)
     if len(np.unique(labels_CL, axis=0)) < len(labels):
         raise SettingsError("Two labels are the same to the tokenizer", where="Label", got=", ".join(labels)[:100],
                             next_step="name them in letters that the training texts have")  # fmt: skip
-    ids = {
-        name: tokenizer(list(rows["Text"]), truncation=True, max_length=settings.max_length, verbose=False)["input_ids"]
-        for name, rows in parts.items()
-    }
-    longest = max(len(row) for part in ids.values() for row in part)
-    length = min(-(-longest // STEP) * STEP, settings.max_length)
+    texts = [text for part in parts.values() for text in part["Text"]]
+    tokens_NT = tokenizer(
+        texts, truncation=True, max_length=settings.max_length, pad_to_multiple_of=STEP, **padded
+    )["input_ids"].astype(np.int32)  # fmt: skip
+    ends = np.cumsum([len(part) for part in parts.values()])[:-1]
     number = {label: at for at, label in enumerate(labels)}
     rows = {
         name: BatchLoader(device, [
-            _padded(ids[name], length), labels_CL[part["Label"].map(number)], np.ones(len(part), np.float32)
+            own_NT, labels_CL[part["Label"].map(number)], np.ones(len(part), np.float32)
         ])
-        for name, part in parts.items()
+        for (name, part), own_NT in zip(parts.items(), np.split(tokens_NT, ends), strict=True)
     }  # fmt: skip
     made_of = [{name: part.to_dict("list") for name, part in parts.items()}, tokenizer.backend_tokenizer.to_str()]
-    return T5Data(parts, rows, labels, labels_CL, tokenizer, length, fingerprint_json(made_of)[:16])
-
-
-def _padded(rows: Sequence[Sequence[int]], length: int = 0) -> np.ndarray:
-    out = np.full((len(rows), length or max(map(len, rows))), PAD, np.int32)
-    for place, row in enumerate(rows):
-        out[place, : len(row)] = row
-    return out
+    return T5Data(parts, rows, labels, labels_CL, tokenizer, tokens_NT.shape[1], fingerprint_json(made_of)[:16])
 
 
 def _read_parts(given: T5Settings) -> dict[str, pd.DataFrame]:

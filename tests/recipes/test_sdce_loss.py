@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ml_factory.errors import SettingsError
 from ml_factory.recipes.sdce import KINDS, SurrogateLoss, next_token_loss, surrogate_loss, surrogate_weight
 from ml_factory.training.device import Device
-from ml_factory.training.loop import run_training_loop, take_training_step
+from ml_factory.training.loop import take_training_step
 from ml_factory.training.spec import TrainSpec
 from ml_factory.training.state import TrainingState
 
@@ -84,6 +84,8 @@ def test_surrogate_weight_is_cosine_from_initial_to_final():
     weights = [surrogate_weight(step, 11, 1.0, 0.2) for step in range(11)]
     assert weights[0] == 1.0 and weights[-1] == pytest.approx(0.2) and weights[5] == pytest.approx(0.6)
     assert weights == sorted(weights, reverse=True) and surrogate_weight(0, 1, 1.0, 0.0) == 1.0
+    given = [SurrogateLoss("surrogate", 1.0, 0.2).step_numbers(step, 11).item() for step in range(11)]
+    assert given == pytest.approx(weights)
 
 
 class Bigram(nn.Module):
@@ -132,22 +134,6 @@ def test_training_step_with_surrogate_loss_does_not_wait_for_device(kind):
     with WaitsForDevice() as watched:
         bool(torch.ones(1).sum() > 0)
     assert watched.waits
-
-
-def test_training_loop_gives_loss_the_weight_of_each_step():
-    arrays, seen = sequences(), []
-
-    class Watched(SurrogateLoss):
-        def __call__(self, network, batch):
-            seen.append(float(batch[-1]))
-            return super().__call__(network, batch)
-
-    spec = TrainSpec(epochs=2, batch=4, accumulate=2, threads=1)
-    run_training_loop(
-        Bigram(), 8, lambda rows: tuple(one[torch.from_numpy(rows)] for one in arrays), Watched("surrogate", 1.0, 0.5),
-        spec, CPU, identity={"model": "bigram", "settings": {}, "data": {}},
-    )  # fmt: skip
-    assert seen == [pytest.approx(surrogate_weight(step, 4, 1.0, 0.5)) for step in range(4) for _ in range(2)]
 
 
 def test_next_token_loss_leaves_out_sequences_of_weight_zero():

@@ -134,14 +134,6 @@ def test_recipe_sdce_reports_batch_vocabulary_and_baseline(settings):
     assert record["settings"]["learning_rate"] == 3e-3
 
 
-def test_recipe_sdce_own_model_is_surrogate_of_another(settings):
-    first = trained(settings("first", loss_type="standard", num_epochs=1))
-    second = trained(settings("second", surrogate_model=first["model"], num_epochs=1))
-    assert second["surrogate"]["vocabulary_share"] == 1.0
-    plain = trained(settings("plain", num_epochs=1))  # with a surrogate that was never trained
-    assert second["surrogate"]["weights"] != plain["surrogate"]["weights"] and second["run_id"] != plain["run_id"]
-
-
 def test_recipe_sdce_other_host_of_slice_writes_nothing_and_sees_when_the_run_is_finished(
     settings, monkeypatch, tmp_path
 ):

@@ -1,7 +1,6 @@
 """recipe t5: generation, scores; trained, killed, resumed to the same bits, evaluated, written."""
 
 import runpy
-import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -102,9 +101,14 @@ def test_trained_model_by_path_is_the_start_of_another_training(whole, tmp_path)
 
 
 def test_early_stop_keeps_the_best_epoch_and_no_kill_after_it_trains_again(tmp_path, monkeypatch):
-    given = settings_of(made_up=60, epochs=12, lr=0.3, patience=1)
+    given, removed = settings_of(made_up=60, epochs=12, lr=0.3, patience=1), PhaseCheckpoints.remove_files
+
+    def removed_and_killed(phase: PhaseCheckpoints) -> None:
+        removed(phase)
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(PhaseCheckpoints, "remove_files", lambda phase: signal.raise_signal(signal.SIGINT))
+        patch.setattr(PhaseCheckpoints, "remove_files", removed_and_killed)
         trained(tmp_path, given)
     monkeypatch.setattr(recipe_run, "run_training_loop", None)
     facts = trained(tmp_path, given)

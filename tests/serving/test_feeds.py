@@ -2,51 +2,21 @@
 
 import signal
 
-import pandas as pd
 import pytest
 
 from ml_factory.evaluation.metrics import PROBABILITIES as P
-from tests.serving.conftest import FeedClient, Files, running_server
+from tests.serving.conftest import FeedClient, running_server
 
 HISTORY = 8000
 
 
-def wanted_answers(made: Files, symbol: str, model: str, bars: pd.DataFrame) -> dict[str, list[float]]:
-    """known_at -> probabilities of `Bundle.predict` on these bars."""
-    frame = made.load(symbol, model).predict(bars, all_rows=True)
-    return {moment.isoformat(): row for moment, row in zip(frame.index, frame[P].to_numpy().tolist(), strict=True)}
-
-
-def check_answers(answers: list[dict], wanted: dict[str, list[float]]) -> None:
-    """Every answer is that of the batch."""
-    for one in answers:
-        assert [one[name] for name in P] == pytest.approx(wanted[one["known_at"]], rel=0, abs=1e-12), one
-
-
-def test_feeds_of_two_symbols_answer_each_bar_as_batch(client, made):
-    answers: dict[str, list[dict]] = {"DEMO": [], "MES": []}
-    feed = FeedClient(client, "two")
-    for symbol in answers:
-        answers[symbol] += feed.push(symbol, made.bars[symbol].iloc[:HISTORY])["answers"]
-    for number in range(HISTORY, HISTORY + 60):
-        for symbol in answers:
-            reply = feed.push(symbol, made.bars[symbol].iloc[number : number + 1])
-            assert reply["symbol"] == symbol and reply["run_id"].startswith("train-"), reply
-            answers[symbol] += reply["answers"]
-    for symbol, model in (("DEMO", "xgboost"), ("MES", "linear")):
-        wanted = wanted_answers(made, symbol, model, made.bars[symbol].iloc[: HISTORY + 60])
-        check_answers(answers[symbol], wanted)
-        known, rows = [one["known_at"] for one in answers[symbol]], list(wanted)
-        first = rows.index(known[0])
-        assert known == rows[first : first + len(known)] and len(known) > 600
-        assert len(rows) - first - len(known) <= 1  # the batch may give the last bar, which the feed has not closed
-
-
-def test_feeds_of_other_names_are_separate_and_wrong_names_and_first_bars_make_none(client, made):
+def test_feeds_of_other_names_and_symbols_are_separate_and_wrong_names_and_first_bars_make_none(client, made):
     first, second = made.bars["MES"].iloc[:100], made.bars["MES"].iloc[100:101]
     assert FeedClient(client, "left").push("MES", first)["repeated"] == 0
     assert FeedClient(client, "right").push("MES", second)["lacking_bars"] > 100
     assert FeedClient(client, "left").push("MES", first)["repeated"] == 100
+    other = FeedClient(client, "left").push("DEMO", made.bars["DEMO"].iloc[:100])
+    assert other["repeated"] == 0 and other["symbol"] == "DEMO" and other["run_id"].startswith("train-xgboost")
     for name in ("a b", "a.b", "x" * 41):
         assert FeedClient(client, name).push("MES", first)["status"] == 422
     assert FeedClient(client, "wrong").push("MES", first.assign(high=1.0))["status"] == 422
@@ -72,8 +42,9 @@ def test_feed_of_killed_server_lost_no_answered_bar_and_goes_on_as_uninterrupted
                 place += 1
                 answers |= {one["known_at"]: one for one in reply["answers"]}
             assert count is None or server.stop(number) == (-number if number == signal.SIGKILL else 0)
-    wanted = wanted_answers(made, "DEMO", "xgboost", bars.iloc[:place])
-    check_answers(list(answers.values()), wanted)
+    frame = made.load("DEMO", "xgboost").predict(bars.iloc[:place], all_rows=True)
+    wanted = {moment.isoformat(): row for moment, row in zip(frame.index, frame[P].to_numpy().tolist(), strict=True)}
+    assert all([one[name] for name in P] == wanted[moment] for moment, one in answers.items())
     known = [moment for moment in wanted if moment > bars["timestamp"][HISTORY].isoformat()]
     assert set(known[:-1]) <= set(answers)
 

@@ -3,8 +3,6 @@
 import json
 import re
 import socket
-import subprocess
-import sys
 
 import pandas as pd
 import pytest
@@ -14,7 +12,7 @@ from ml_factory.errors import SettingsError
 from ml_factory.evaluation.metrics import PROBABILITIES as P
 from ml_factory.serving.app import KEY_VARIABLE, check_service_address, parse_api_key
 from ml_factory.serving.schemas import PredictRequest
-from tests.serving.conftest import ROOT, columns_of, list_of, running_server
+from tests.serving.conftest import columns_of, list_of, running_server
 
 
 def p_of(answer: dict) -> list[float]:
@@ -162,12 +160,3 @@ def test_serve_that_cannot_start_exits_with_one_line(made, tmp_path, call):
             got, out, err = call("serve", *words, *([] if "--port" in words else ["--port", 0]))
             (line,) = err.splitlines()
             assert got == code and line.startswith(f"error: {named}") and not out, (words, err)
-
-
-def test_serve_help_loads_no_server(made):
-    ask = "import sys; sys.argv = ['ml_factory', 'serve', '--help']; from ml_factory.__main__ import main\n"
-    ask += (
-        "try: main()\nexcept SystemExit: pass\nprint([n for n in ('fastapi', 'uvicorn', 'pandas') if n in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, cwd=ROOT, check=True, timeout=60)
-    assert done.stdout.splitlines()[-1] == "[]"
