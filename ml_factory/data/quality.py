@@ -98,16 +98,16 @@ def find_quality_issues(
         *_clock_findings(start_ns, shift, sessions, market, minutes, stamp),
         *_level_findings(unit, jumps, log),
         *_spike_findings(log, joined, usual, sessions.id, minutes),
-        BarFinding("stale_run", "reported", stale, f"{_runs(stale)} of bars that repeat one price"),
-        BarFinding("zero_volume", "reported", silent, f"{_runs(silent)} of bars without volume"),
+        BarFinding("stale_run", "reported", stale, _describe_runs(stale, "that repeat one price")),
+        BarFinding("zero_volume", "reported", silent, _describe_runs(silent, "without volume")),
         *_tick_findings({name: np.exp(values) for name, values in log.items()}, sessions.id, market.tick),
     ]
     return [found for found in findings if len(found.rows)], _facts(gaps, sessions, minutes)
 
 
-def _runs(rows: np.ndarray) -> str:
-    """Return the number of runs of these rows, in words."""
-    return pluralize_count(int((np.diff(rows, prepend=-2) != 1).sum()), "run")
+def _describe_runs(rows: np.ndarray, what: str) -> str:
+    lengths = np.diff(np.flatnonzero(np.append(np.diff(rows, prepend=-2) != 1, True)))
+    return f"{pluralize_count(len(lengths), 'run')} of bars {what}, the longest of {lengths.max(initial=0)}"
 
 
 def merge_findings_by_kind(findings: list[BarFinding]) -> list[BarFinding]:

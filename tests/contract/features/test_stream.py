@@ -4,9 +4,7 @@ import itertools
 
 import numpy as np
 import pandas as pd
-import pytest
 
-from ml_factory.errors import SettingsError
 from tests.contract.doors import FeatureSpec, FeatureStream, build_features, feature
 
 
@@ -57,13 +55,6 @@ def test_feature_stream_cold_start_waits_warmup_bars_and_is_not_exact(real_bars)
     # float32 itself is coarser than 1e-6 of some columns' deviation: allow its last bit.
     allowed = 1e-6 * spread + np.spacing(np.abs(full.values[place : place + len(values)]))
     assert (np.abs(values - full.values[place : place + len(values)]) <= allowed).all()
-
-
-def test_feature_stream_load_state_with_other_settings_raises_settings_error(real_bars):
-    _, market = real_bars("SPY")
-    state = FeatureStream(market, FeatureSpec(5, (15,))).get_state()
-    with pytest.raises(SettingsError, match="another stream"):
-        FeatureStream(market, FeatureSpec(5, (30,))).load_state(state)
 
 
 def test_feature_stream_with_custom_feature_equals_whole_file(real_bars):
