@@ -17,7 +17,7 @@ from ml_factory.storage.workspace import Workspace, check_symbol, push_workspace
 from ml_factory.workflows.audit_files import Tamper, audit_prepared_files
 from ml_factory.workflows.audit_runs import MODELS, audit_finished_models, audit_sample_runs
 from ml_factory.workflows.load_prepared import load_certified_dataset, load_dataset
-from ml_factory.workflows.prove import proof_leak_table, prove_store, stored_data_settings
+from ml_factory.workflows.prove import find_certificates, proof_leak_table, prove_store, stored_data_settings
 
 data_plots = LazyModule("ml_factory.evaluation.data_plots")  # matplotlib comes with the extra train
 
@@ -55,8 +55,11 @@ def audit(
             audit_finished_models(workspace, prepared, tamper, found)
     proof, certificates = None, {}
     if not (tamper and found.leaks):  # one named leak is enough: the cuts are skipped
-        fresh = fresh or spec.form == "quick" or tamper is not None  # an explicit number of cuts is always run
-        proof, certificates = prove_store(store, bars, horizons, spec, fresh=fresh, also=found, write=tamper is None)
+        # An explicit number of cuts is always run.
+        again = fresh or spec.form == "quick" or tamper is not None or found.leaks
+        certificates = {} if again else find_certificates(store, horizons, spec.form)
+        if not certificates:
+            proof, certificates = prove_store(store, bars, horizons, found, spec, write=tamper is None)
     leaks = proof.leaks if proof else found.leaks
     shown = certificates.get(horizons[0])
     cuts_made = [(pd.Timestamp(moment), why) for moment, why in shown.cuts] if shown else []

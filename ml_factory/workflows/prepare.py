@@ -22,10 +22,9 @@ from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
 from ml_factory.evaluation.intervals import WEEKS, count_interval_weeks, interval_week_numbers
 from ml_factory.features.build import FeatureSpec, feature_column_names
-from ml_factory.leakage.certificate import require_certificate
 from ml_factory.progress import ProgressPhase, progress_phase, record_progress
 from ml_factory.result import Result
-from ml_factory.settings import DATA_PACKAGES, DataSpec, certified_code_hash
+from ml_factory.settings import DATA_PACKAGES, DataSpec
 from ml_factory.storage.files import files
 from ml_factory.storage.locks import file_lock
 from ml_factory.storage.workspace import Workspace, check_symbol, push_workspace_on_exit, require_raw_bars
@@ -47,6 +46,7 @@ from ml_factory.workflows.load_prepared import prepared_data_fingerprint
 from ml_factory.workflows.prepared_dataset import SPLITS
 from ml_factory.workflows.prove import (
     describe_proof_of_store,
+    find_certificates,
     prove_store,
     stored_data_settings,
 )
@@ -180,16 +180,10 @@ def _certify(
     store: DatasetStore, workspace: Workspace, horizons: Sequence[int], bars: pd.DataFrame | None = None
 ) -> None:
     """Run the quick proof, unless each of the horizons has a certificate of this code; log each leak at once."""
-    try:
-        for horizon in horizons:
-            require_certificate(
-                store.folder.parent, store.facts["symbol"], horizon, subject=store.fingerprint,
-                code=certified_code_hash(),
-            )  # fmt: skip
-    except NotPreparedError:
+    if not find_certificates(store, horizons, "quick"):
         if bars is None:
             bars = load_bars(workspace, store.facts["symbol"], stored_data_settings(store).bars)[0]
-        found, _ = prove_store(store, bars, horizons, fresh=True, also=quick_audit_of_files(store, horizons))
+        found, _ = prove_store(store, bars, horizons, quick_audit_of_files(store, horizons))
         for leak in found.leaks:
             _log.warning("%s: %s", store.facts["symbol"], leak.sentence())
 

@@ -30,23 +30,16 @@ FOLDS = 10  # per scheme in a full proof: 76 splits a horizon with combinations 
 
 
 def prove_store(
-    store: DatasetStore, bars: pd.DataFrame, horizons: Sequence[int], spec: ProofSpec = QUICK, *,
-    fresh: bool = False, also: Findings | None = None, write: bool = True,
-) -> tuple[Findings | None, dict[int, Certificate]]:  # fmt: skip
-    """Prove a prepared data set, unless its certificates do already, and write the certificates.
+    store: DatasetStore, bars: pd.DataFrame, horizons: Sequence[int], also: Findings, spec: ProofSpec = QUICK, *,
+    write: bool = True,
+) -> tuple[Findings, dict[int, Certificate]]:  # fmt: skip
+    """Prove a prepared data set, and write the certificates; return all that was found, and horizon -> certificate.
 
     bars : the checked bars the data set was made of.
-    fresh : prove again.
     also : what other checks found.
     write : False: no certificate is written.
-
-    Returns
-    -------
-    (all that was found; None where the certificates that are there cover all of it; horizon -> certificate).
     """
-    settings, symbol, also = stored_data_settings(store), store.facts["symbol"], also or Findings()
-    if not fresh and not also.leaks and (existing := _proved(store, horizons, spec.form)):
-        return None, existing
+    settings, symbol = stored_data_settings(store), store.facts["symbol"]
     subject = DataUnderProof(symbol, settings, tuple(horizons), FOLDS if spec.form == "full" else 0)
     if settings.features.custom:  # no feed computes them
         spec = replace(spec, features=True)
@@ -69,17 +62,15 @@ def prove_store(
     return found, certificates
 
 
-def _proved(store: DatasetStore, horizons: Sequence[int], form: str) -> dict[int, Certificate]:
-    """Return the certificates of these horizons where each is of this code, passed, and as strong; {} otherwise."""
-    found, code = {}, certified_code_hash()
-    for horizon in horizons:
-        one = read_certificate(certificate_path(store.folder.parent, store.fingerprint, horizon))
-        if one is None or not one.passed or (one.subject, one.code) != (store.fingerprint, code):
-            return {}
-        if form == "full" != one.form:
-            return {}
-        found[horizon] = one
-    return found
+def find_certificates(store: DatasetStore, horizons: Sequence[int], form: str) -> dict[int, Certificate]:
+    """Return the certificates of these horizons where each is of this code, passed, and of this form; {} otherwise."""
+    code, folder = certified_code_hash(), store.folder.parent
+    found = {horizon: read_certificate(certificate_path(folder, store.fingerprint, horizon)) for horizon in horizons}
+    proved = all(
+        one is not None and one.passed and (one.subject, one.code) == (store.fingerprint, code)
+        and form in ("quick", one.form) for one in found.values()
+    )  # fmt: skip
+    return found if proved else {}
 
 
 def stored_data_settings(store: DatasetStore) -> DataSpec:

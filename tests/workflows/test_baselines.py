@@ -26,7 +26,7 @@ def data():
     """Neutral stretches, whose labels live long and overlap and so weigh little; every ninth row is ambiguous."""
     label = np.tile(np.repeat([0, -1, 1], [40, 20, 30]), N // 90).astype(np.int8)
     entry = np.arange(N, dtype=np.int64)
-    barrier = np.where(label > 0, "upper", np.where(label < 0, "lower", "vertical"))
+    barrier = np.where(label > 0, "upper", np.where(label < 0, "lower", "vertical")).astype("U9")
     barrier[::9] = "ambiguous"
     label[::9] = 0
     exit_bar = entry + np.where(label == 0, LIFE, 1)

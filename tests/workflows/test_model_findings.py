@@ -54,6 +54,7 @@ def test_findings_of_run_are_in_result_summary_page_and_json(trained):
     verdict = facts["verdicts"]["xgboost"]
     assert verdict["sentence"] == result.verdict.sentence and f"{verdict['gain_best']:+.4f}" in shown
     assert f"{verdict['gain_best']:+.4f} ({verdict['gain_best_low']:+.4f}" in shown
+    assert f"{result.verdict.numbers[1:]}." in shown
     assert f"Evaluated on all {result.verdict.rows:,}" in page or "test rows, those with a full input window" in page
     assert "xgboost was chosen on validation rows" not in page and "Information coefficient of xgboost" in page
     assert "synthetic market with a planted edge" in page and "QUICK limited" not in page

@@ -3,14 +3,17 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from ml_factory import CheckpointManager, pipeline
-from ml_factory.errors import SettingsError
+from ml_factory import CheckpointManager, pipeline, runs
+from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
 from ml_factory.runs import Run, RunOptions, open_run
 from ml_factory.settings import RunSettings
 from ml_factory.storage.artifact_registry import ArtifactRegistry
+from ml_factory.storage.json_values import parse_json
 from ml_factory.storage.workspace import Workspace
+from ml_factory.workflows import evaluation, folds
 from ml_factory.workflows.folds import FoldSchemeSpec
 
 FOLDS = RunSettings("MES", 10, "lightgbm", "folds", 0, False, "0" * 64, (("folds", 3), ("rounds", 20)))
@@ -136,3 +139,89 @@ def test_cross_validate_with_scheme_spec_uses_window(prepared):
     settings = {"rounds": 2, "depth": 2}
     found = pipeline.cross_validate(prepared, "DEMO", 5, "xgboost", scheme=scheme, model_settings=settings, quick=True)
     assert found.scheme == "walk_forward_rolling" and found.fold_table["train"].max() <= 120
+
+
+SMALL = {"epochs": 1, "width": 4, "lookback": 6, "threads": 1}
+LEARNT = SMALL | {"offset": "none"}  # an epoch that is no better than the clock would leave two models of the clock
+P = ["p_short", "p_neutral", "p_long"]
+
+
+def test_predictions_and_explanation_of_older_run_ignore_newer_run(prepared):
+    """A notebook that is run again finds its finished run; another of other settings may have come in between."""
+    first, second = (
+        pipeline.train(prepared, "DEMO", 5, "tft", seed=seed, quick=True, model_settings=LEARNT) for seed in (0, 1)
+    )
+    newest = pipeline.load_predictions(prepared, "DEMO", 5, "tft")[P].to_numpy()
+    printed = {}
+    for one in (first, second):
+        frame = pipeline.load_predictions(prepared, "DEMO", 5, "tft", one.run_id)
+        predicted = pipeline.predict(prepared, "DEMO", 5, "tft", run=one.run_id, all_rows=True)
+        np.testing.assert_allclose(predicted.frame.loc[frame.index, P], frame[P], rtol=0, atol=1e-6)
+        assert predicted.run_id == one.run_id and one.run_id in predicted.summary()
+        looked_at = pipeline.explain(prepared, "DEMO", 5, "tft", rows=20, run=one.run_id).shares["share"]
+        printed[one.run_id] = frame[P].to_numpy(), looked_at.sort_index().to_numpy()
+    assert (printed[second.run_id][0] == newest).all()
+    assert all(abs(one - other).max() > 1e-3 for one, other in zip(*printed.values(), strict=True))
+    for ask in (pipeline.load_predictions, pipeline.predict, pipeline.explain):
+        wanted = rf"got train-tft-h5-nobody.*wanted one of {first.run_id}, {second.run_id}"
+        with pytest.raises(NotPreparedError, match=wanted):
+            ask(prepared, "DEMO", 5, "tft", run="train-tft-h5-nobody")
+
+
+@pytest.mark.parametrize("settings", [{"dropuot": 0.2}, {"dropout": "abc"}, {"lookback": 10**6}])
+def test_train_with_refused_settings_reports_no_status_and_opens_no_run(settings, prepared):
+    received = []
+    with pytest.raises(FactoryError):
+        pipeline.train(prepared, "DEMO", 5, "lstm", quick=True, model_settings=settings, on_status=received.append)
+    assert not received and not list(prepared.results.rglob("train-lstm-*"))
+
+
+TREES = {"rounds": 10, "depth": 3}
+
+
+def test_cross_validate_resumed_with_other_threads_is_marked_inexact(prepared, monkeypatch):
+    asked = []
+
+    def killed_in_the_second_fold(*given, **options):
+        asked.append(given)
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return fit(*given, **options)
+
+    fit = folds.fit_on_rows
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "cores", lambda: 64)
+        patch.setattr(folds, "fit_on_rows", killed_in_the_second_fold)
+        with pytest.raises(KeyboardInterrupt):
+            pipeline.cross_validate(prepared, "DEMO", 5, "xgboost", folds=2, model_settings=TREES)
+    result = pipeline.cross_validate(prepared, "DEMO", 5, "xgboost", folds=2, model_settings=TREES)
+    assert result.resumed_from == 1 and "unfinished at fold 1 of 2" in result.found
+    assert not result.exact and any(
+        "threads: began with" in reason and "64" in reason for reason in result.inexact_because
+    )
+    assert "continued, not bit-exact" in result.summary()
+    straight = pipeline.cross_validate(prepared, "DEMO", 5, "xgboost", folds=2, seed=1, model_settings=TREES)
+    assert straight.exact and "bit-exact" not in straight.summary()
+
+
+def test_evaluate_headline_shows_model_chosen_on_validation_rows(prepared, monkeypatch):
+    for name in ("xgboost", "lightgbm"):
+        pipeline.train(prepared, "DEMO", 5, name, mirror="off", model_settings=TREES)
+    means = evaluation.prepared_dataset_metrics
+    calls = []
+
+    def disturbed(data, rows, forecasts, best):
+        table = means(data, rows, forecasts, best)
+        calls.append(set(rows.tolist()) <= set(data.splits["validation"].tolist()))
+        if calls[-1]:  # on validation rows lightgbm is made the winner, on test rows xgboost
+            table.loc["lightgbm", "log_loss"] = 0.0
+        else:
+            table.loc["xgboost", ["log_loss", "log_loss_gain"]] = [0.0, 9.0]
+        return table
+
+    monkeypatch.setattr(evaluation, "prepared_dataset_metrics", disturbed)
+    found = pipeline.evaluate(prepared, "DEMO", 5)
+    facts = parse_json(found.report_path.with_suffix(".json").read_text())
+    assert "lightgbm was chosen on validation rows" in found.report_path.read_text()
+    assert all(f"\n{name} " in found.summary() for name in ("xgboost", "lightgbm", "prior"))  # a table
+    assert facts["chosen"] == facts["backtest"]["model"] == "lightgbm" and sorted(calls) == [False, True]
