@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from ml_factory.checkpoints.compute_session import configured_hours_remaining
 from ml_factory.errors import SettingsError, UnresponsiveMountError
-from ml_factory.hardware import cores
 from ml_factory.lazy_module import EXTRAS, missing_package_error
 from ml_factory.models.base import installed_library_versions
+from ml_factory.process_identity import cores
 from ml_factory.storage.workspace import Workspace, on_colab, parse_raw_bars_name
 
 NEEDED = (

@@ -1,4 +1,4 @@
-"""Identity of this process: its rank in a torchrun group, a random id, and the kernel that it runs on.
+"""Identity of this process: its rank in a torchrun group, a random id, the kernel that it runs on, and its cores.
 
 Nothing is owned by a host name or a process number: two containers may have the same of both.
 """
@@ -21,6 +21,11 @@ def process_rank() -> int:
 def process_id() -> str:
     """Return the random id of this process, 16 hex digits; a forked child has its own."""
     return _process_id
+
+
+def cores() -> int:
+    """Return the cores this process may use: a container's or a batch system's share of the machine's."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def wants_bfloat16() -> bool:

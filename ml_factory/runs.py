@@ -18,7 +18,6 @@ from ml_factory.checkpoints.phase import PhaseCheckpoints
 from ml_factory.checkpoints.schedule import SaveSchedule
 from ml_factory.code_fingerprint import code_commit
 from ml_factory.errors import NotPreparedError, SettingsError, did_you_mean
-from ml_factory.hardware import cores
 from ml_factory.lazy_module import check_packages_installed
 from ml_factory.models.base import (
     describe_differences,
@@ -27,6 +26,7 @@ from ml_factory.models.base import (
     merge_inexact_reasons,
 )
 from ml_factory.models.registry import BOOSTERS, find_model_spec
+from ml_factory.process_identity import cores
 from ml_factory.settings import TASKS, RunSettings
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.files import files

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "ml_factory"
 
 # The packages and modules of ml_factory, as in docs/architecture.md. Each imports only from those before it.
 LAYERS_TEXT = """
-hardware process_identity redaction errors background seeding lazy_module progress
+process_identity redaction errors background seeding lazy_module progress
 storage numba_cache checkpoints tracking argument_checks code_fingerprint
 data features targets datasets leakage models training evaluation ensemble settings result runs inference workflows
 interrupt serving tpu pipeline notebook notebook_panel notebook_parameters notebook_suite doctor cli_output

@@ -194,10 +194,7 @@ def safe_stop(seconds: float = 300, logs=()) -> bool:
         def flush() -> None:
             drive.flush_and_unmount(timeout_ms=int(1000 * seconds))
 
-    managers = importlib.import_module("ml_factory.checkpoints.manager").open_checkpoint_managers()
-    return importlib.import_module("ml_factory.checkpoints.safe_stop").safe_stop(
-        managers, seconds, logs=logs, flush=flush
-    )
+    return importlib.import_module("ml_factory.checkpoints.safe_stop").safe_stop(seconds, logs=logs, flush=flush)
 
 
 def _mount_state(mountpoint: Path) -> str:

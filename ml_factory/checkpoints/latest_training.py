@@ -8,7 +8,7 @@ import importlib
 import logging
 
 from ml_factory.checkpoints.checkpoint_folder import CheckpointFolder
-from ml_factory.errors import CheckpointError, WorkspaceError
+from ml_factory.errors import CheckpointError
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.files import files
 from ml_factory.storage.workspace import nearest_legal_symbol
@@ -34,9 +34,7 @@ def latest_training_checkpoint(folder: CheckpointFolder, phase: str, run: str = 
     if not phase.startswith(PREFIX) or (run and not run.startswith("train-")):
         return None
     saved = [entry for entry in folder.list_trainings(phase) if run in ("", entry["run"])]
-    finished = [
-        entry for entry in _registered(folder, phase, needed=not saved) if run in ("", entry.facts.get("run_id"))
-    ]
+    finished = [entry for entry in _registered(folder, phase) if run in ("", entry.facts.get("run_id"))]
     finished_runs = {entry.facts.get("run_id") for entry in finished}
     found: list[tuple[str, dict | Artifact]] = []
     found += [(entry["saved_at"], entry) for entry in saved if entry["run"] not in finished_runs]
@@ -53,20 +51,11 @@ def latest_training_checkpoint(folder: CheckpointFolder, phase: str, run: str = 
     return None
 
 
-def _registered(folder: CheckpointFolder, phase: str, needed: bool) -> list[Artifact]:
-    """List the finished models of this phase, of every symbol, in the workspace of these checkpoints.
-
-    needed : raise for a folder that cannot be read, instead of treating it as empty.
-    """
+def _registered(folder: CheckpointFolder, phase: str) -> list[Artifact]:
+    """List the finished models of this phase, of every symbol, in the workspace of these checkpoints."""
     registry = ArtifactRegistry(folder.folder.parent / "models")
-    try:
-        symbols = [name for name in files.names(registry.folder) if nearest_legal_symbol(name) == name]
-        found = [artifact for symbol in symbols for artifact in registry.list(symbol)]
-    except WorkspaceError as error:
-        if needed:
-            raise
-        _log.warning("Finished models cannot be listed: %s", error)
-        return []
+    symbols = [name for name in files.names(registry.folder) if nearest_legal_symbol(name) == name]
+    found = [artifact for symbol in symbols for artifact in registry.list(symbol)]
     return [artifact for artifact in found if (artifact.kind, PREFIX + artifact.name) == ("model", phase)]
 
 

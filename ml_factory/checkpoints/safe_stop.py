@@ -2,31 +2,27 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
+from ml_factory.checkpoints.manager import open_checkpoint_managers
 from ml_factory.checkpoints.save_status import COPIED, IN_MEMORY, LOCAL, REFUSED, describe_save
-
-if TYPE_CHECKING:
-    from ml_factory.checkpoints.manager import CheckpointManager
 
 
 def safe_stop(
-    managers: "Sequence[CheckpointManager]", seconds: float = 300, *, logs: Iterable[Callable[[], object]] = (),
+    seconds: float = 300, *, logs: Iterable[Callable[[], object]] = (),
     flush: Callable[[], object] | None = None, on_status: Callable[[str], object] = print,
 ) -> bool:  # fmt: skip
-    """Wait for every write, run `logs`, and `flush` the mount (on Colab: flush and unmount). Return True only if every
-    checkpoint is in the workspace and the upload was confirmed.
+    """Wait for every write of this process, run `logs`, and `flush` the mount (on Colab: flush and unmount). Return
+    True only if every checkpoint is in the workspace and the upload was confirmed.
 
     Parameters
     ----------
-    managers : those to wait for.
     seconds : time for everything.
     logs : callables that write their logs.
     flush : confirms the mount's upload; on a mount without `flush` the upload stays unconfirmed, and it is not safe.
     on_status : receives what is waited for, each checkpoint's status, and the result, as text.
     """
-    ends = time.monotonic() + seconds
+    ends, managers = time.monotonic() + seconds, open_checkpoint_managers()
     saves = [saved for manager in managers for saved in manager.last_saves]
     if any(saved["status"] in (IN_MEMORY, LOCAL) for saved in saves):
         on_status(f"Stopping safely: waiting up to {seconds:.0f} s for the checkpoints")

@@ -9,9 +9,10 @@ _newest: list[dict] = []
 
 
 def set_save_status(saved: dict, status: str) -> None:
-    """Set the status of a save's description; `save_status_line` reports this save from now on."""
+    """Set the status of a save's description; `save_status_line` reports the newest from IN_MEMORY on."""
     saved.update(status=status, status_at=time.time())
-    _newest[:] = [saved]
+    if status == IN_MEMORY:
+        _newest[:] = [saved]
 
 
 def describe_save(saved: dict) -> str:

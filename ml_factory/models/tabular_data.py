@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from ml_factory.errors import CheckpointError, FactoryError, refuse_damaged_content
-from ml_factory.hardware import cores
 from ml_factory.models.base import CLASSES, check_settings
 from ml_factory.models.session_clock_offset import check_clock_offset_settings
+from ml_factory.process_identity import cores
 
 CLASS_WEIGHTS = ("none", "balanced")
 _DAMAGED, _NEXT_STEP = "This training's checkpoint is damaged", "start a new run (FRESH=True, --fresh)"

@@ -181,7 +181,7 @@ class Files:
             top = os.lstat(path)
             if not stat.S_ISDIR(top.st_mode):
                 raise NotADirectoryError(errno.ENOTDIR, "no folder, or a link")
-            for folder, _, _ in os.walk(path, onerror=_raise):
+            for folder, _, _ in os.walk(path, onerror=raise_error):
                 if os.lstat(folder).st_dev != top.st_dev:
                     raise OSError(errno.EXDEV, f"another file system is mounted at {folder}")
             note_removal(path)
@@ -297,5 +297,6 @@ def flush_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-def _raise(error: OSError) -> None:
+def raise_error(error: OSError) -> None:
+    """Raise what `os.walk` would pass over."""
     raise error

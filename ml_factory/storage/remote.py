@@ -26,7 +26,7 @@ from ml_factory.background import start_python_process
 from ml_factory.errors import FactoryError, SettingsError, UnresponsiveMountError, WorkspaceError
 from ml_factory.lazy_module import check_packages_installed, import_module_or_explain
 from ml_factory.process_identity import process_id
-from ml_factory.storage.files import disk_errors, flush_to_disk
+from ml_factory.storage.files import disk_errors, flush_to_disk, raise_error
 
 SCHEME = "gs"
 SILENCE_SECONDS = 20.0  # of a child in a mount
@@ -242,7 +242,7 @@ class MountedFolder:
         found: dict[str, dict] = {}
         with self._errors(folder):
             top = os.path.join(self._folder, folder)
-            for place, _, names in os.walk(top, onerror=_raise) if os.path.lexists(top) else ():
+            for place, _, names in os.walk(top, onerror=raise_error) if os.path.lexists(top) else ():
                 for path in (os.path.join(place, name) for name in names):
                     self._alive()
                     with suppress(FileNotFoundError):
@@ -430,10 +430,6 @@ def _facts(info: dict) -> dict:
 
 def _mounted_facts(found: os.stat_result) -> dict:
     return {"size": found.st_size, "version": f"{found.st_size}-{found.st_mtime_ns}"}
-
-
-def _raise(error: OSError) -> None:
-    raise error
 
 
 def _require_same(found: object, wanted: object, where: str | Path) -> None:

@@ -20,8 +20,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ml_factory.errors import SettingsError
-from ml_factory.hardware import cores
 from ml_factory.models.base import fit_environment
+from ml_factory.process_identity import cores
 from ml_factory.storage.private_folder import private_folder
 from ml_factory.training.distributed import ProcessGroup, join_process_group
 from ml_factory.training.precision import DTYPES, native_precision

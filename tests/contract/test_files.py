@@ -25,7 +25,6 @@ from ml_factory.errors import FactoryError
 from ml_factory.storage.workspace import Workspace
 from tests.contract import doors
 from tests.contract.profiles import examples
-from tests.limited_reading import peak_megabytes, reset_peak_memory
 
 CPU_SECONDS, MEGABYTES, HANGS_AFTER = 2.0, 300.0, 20
 
@@ -204,6 +203,16 @@ def outcome(kind: FileKind, root: Path) -> object:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
+
+
+def reset_peak_memory() -> None:
+    """Let the peak begin again at what is in memory now."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_megabytes() -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) / 1024
 
 
 def equal(one: object, other: object) -> bool:
