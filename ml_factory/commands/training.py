@@ -152,7 +152,7 @@ def backtest(
     run_verb(market.as_json, f"trading {model}", lambda: pipeline.backtest(
         place, market.symbol, horizon, model, costs=trading.CostSpec(spread, slippage), run_id=run,
         contract=trading.contract_spec(market.symbol, file=contracts) if contracts else None,
-        rule=trading.TradingRule(**limits, flat_at_session_end=not overnight) if by_hand else None,
+        rule=trading.TradingRule(**limits) if by_hand else None,
     ))  # fmt: skip
 
 

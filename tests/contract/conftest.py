@@ -1,3 +1,6 @@
-"""The fixtures of raw bars."""
+"""Fixtures that the contract tests share with those of a folder."""
 
+from tests.inference.conftest import bundle_file, raw_bars, trained  # noqa: F401
 from tests.raw_bars import gappy_minutes, make_raw, real_markets  # noqa: F401
+from tests.recipes.conftest import shards  # noqa: F401
+from tests.tpu.conftest import play  # noqa: F401

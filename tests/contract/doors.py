@@ -13,6 +13,7 @@ import pandas as pd
 
 from ml_factory import cli, pipeline
 from ml_factory.checkpoints.schedule import SaveSchedule
+from ml_factory.data.bar_files import read_bars_table
 from ml_factory.data.bar_report import hash_bars
 from ml_factory.data.io import import_bars, load_bars
 from ml_factory.data.resample import (
@@ -24,7 +25,15 @@ from ml_factory.data.resample import (
     trading_intervals,
 )
 from ml_factory.data.rolls import RollSpec, build_continuous_contract
-from ml_factory.data.sessions import DAY_NS, MINUTE_NS, TRADING_HOURS, MarketSpec, assign_sessions, resolve_market_spec
+from ml_factory.data.sessions import (
+    DAY_NS,
+    MINUTE_NS,
+    TRADING_HOURS,
+    MarketSpec,
+    assign_sessions,
+    resolve_market_spec,
+    scheduled_session_days,
+)
 from ml_factory.data.synthetic import SyntheticSpec, ensure_synthetic_demo_market, synthetic_bars
 from ml_factory.data.validation import RawBarSpec, parse_bars, validate_bars
 from ml_factory.datasets.fitted_transforms import TransformFitSample
@@ -32,13 +41,20 @@ from ml_factory.datasets.preprocessing import STEPS as PREPROCESSING_STEPS
 from ml_factory.datasets.preprocessing import fit_preprocessing_steps, preprocessing_from_dict
 from ml_factory.datasets.row_selection import mask_rows_with_full_window
 from ml_factory.datasets.scaling import SCALERS
+from ml_factory.datasets.store import DatasetStore
+from ml_factory.ensemble.stacking import Stack, equal_weight_probabilities
 from ml_factory.evaluation.backtest.fill_kernel import EXITS
 from ml_factory.evaluation.backtest.metrics import (
     drawdown,
     session_gains,
     sharpe_ratio,
 )
-from ml_factory.evaluation.baselines import ClockBaseline, baseline_session_clock, prior_baseline_probabilities
+from ml_factory.evaluation.baselines import (
+    ClockBaseline,
+    baseline_class_shares,
+    baseline_session_clock,
+    prior_baseline_probabilities,
+)
 from ml_factory.evaluation.calibration import (
     Calibration,
     calibration_by_class,
@@ -98,27 +114,45 @@ from ml_factory.features.volatility import range_variances
 from ml_factory.features.wavelet import SCALES
 from ml_factory.features.windows import window_std, window_sum
 from ml_factory.inference.bundle import Bundle
+from ml_factory.inference.guard import check_request, open_minutes
 from ml_factory.lazy_module import EXTRAS, LazyModule, import_module_or_explain
 from ml_factory.models import tabular
 from ml_factory.models.registry import build_model_from_state, find_model_spec, register_model
 from ml_factory.notebook import NOTEBOOKS
 from ml_factory.notebook_parameters import check_parameters, read_notebook_parameters
+from ml_factory.recipes import resnet50, surrogate, t5
+from ml_factory.recipes.compress import CompressionSettings, prune_t5_state, run_compress
+from ml_factory.recipes.images import ImageBatches, ShardSamples
+from ml_factory.recipes.labelled_text import made_up_texts
+from ml_factory.recipes.resnet50 import ResNetSettings, build_resnet50, train_resnet50
+from ml_factory.recipes.sdce_run import SdceSettings, run_sdce, summary
 from ml_factory.recipes.shard_writer import array_samples, write_shards
 from ml_factory.recipes.shards import local_shards
+from ml_factory.recipes.t5 import T5Settings, run_t5
+from ml_factory.serving.feed import RECENT_BARS, Feed, ServedBundle, kept_bars, to_table
+from ml_factory.settings import DataSpec
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.mirror import Mirror
-from ml_factory.storage.serialization import deserialize_state, serialize_state
+from ml_factory.storage.serialization import deserialize_state, serialize_state, write_state_file
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.barrier_kernels import BARRIERS
+from ml_factory.targets.barrier_search import (
+    BarrierSearchSpec,
+    SearchedLabelSpec,
+    fingerprint_searched_bars,
+    search_barriers_on_training_rows,
+)
 from ml_factory.targets.label_table import SESSION_ENDS
 from ml_factory.targets.labels import (
+    KINDS,
     LabelSpec,
     check_class_sufficiency,
     check_horizon_fits_session,
     longest_session_bars,
     triple_barrier_labels,
 )
+from ml_factory.targets.make_labels import direction_labels, trend_scanning_labels
 from ml_factory.targets.splits import (
     SplitSpec,
     chronological_split,
@@ -136,7 +170,10 @@ from ml_factory.targets.weights import (
     training_weights,
 )
 from ml_factory.tracking.wandb_sync import PROJECT as WANDB_PROJECT
+from ml_factory.training.device import Device
+from ml_factory.training.spec import TrainSpec
 from ml_factory.workflows import folds
+from ml_factory.workflows.export_data import export_data
 from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.train import check_given_estimator
 from tests.small_data import SMALL_DATA, SMALL_DATA_WORDS

@@ -8,18 +8,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.data.resample import resample_bars
-from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import SettingsError
-from ml_factory.targets.barrier_search import (
+from tests.contract.doors import (
     BarrierSearchSpec,
+    LabelSpec,
+    MarketSpec,
     SearchedLabelSpec,
+    average_uniqueness,
     fingerprint_searched_bars,
+    purged_kfold,
+    resample_bars,
     search_barriers_on_training_rows,
+    triple_barrier_labels,
 )
-from ml_factory.targets.label_table import average_uniqueness
-from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
-from ml_factory.targets.splits import purged_kfold
 from tests.targets.markets import absurd, gappy
 
 MES = MarketSpec("MES", "cme", 0.25, False)

@@ -7,13 +7,19 @@ import pandas as pd
 import pytest
 
 from ml_factory import Bundle, GuardedStream, GuardSettings, PredictionStream
-from ml_factory.argument_checks import CALENDARS
-from ml_factory.data.sessions import MINUTE_NS, assign_sessions, scheduled_session_days
 from ml_factory.errors import BarsError, CheckpointError, SettingsError
-from ml_factory.evaluation.metrics import PROBABILITIES as P
-from ml_factory.features.build import build_features
-from ml_factory.inference.guard import check_request, open_minutes
-from ml_factory.storage.serialization import deserialize_state, serialize_state
+from tests.contract.doors import (
+    CALENDARS,
+    MINUTE_NS,
+    assign_sessions,
+    build_features,
+    check_request,
+    deserialize_state,
+    open_minutes,
+    scheduled_session_days,
+    serialize_state,
+)
+from tests.contract.doors import PROBABILITIES as P
 
 PRICES = ["open", "high", "low", "close"]
 LAST = 300

@@ -6,11 +6,8 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from ml_factory.ensemble.stacking import Stack, equal_weight_probabilities
 from ml_factory.errors import SettingsError
-from ml_factory.evaluation.baselines import baseline_class_shares
-from ml_factory.evaluation.metrics import row_log_loss
-from ml_factory.models.base import softmax
+from tests.contract.doors import Stack, baseline_class_shares, equal_weight_probabilities, row_log_loss, softmax
 
 
 def market(n: int, seed: int):

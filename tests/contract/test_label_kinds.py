@@ -7,14 +7,18 @@ import pandas as pd
 import pytest
 
 from ml_factory import pipeline
-from ml_factory.data.resample import resample_bars
-from ml_factory.data.sessions import MarketSpec
-from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import SettingsError
-from ml_factory.settings import DataSpec
-from ml_factory.targets.barrier_search import BarrierSearchSpec
-from ml_factory.targets.labels import KINDS, LabelSpec
-from ml_factory.targets.make_labels import direction_labels, trend_scanning_labels
+from tests.contract.doors import (
+    KINDS,
+    BarrierSearchSpec,
+    DatasetStore,
+    DataSpec,
+    LabelSpec,
+    MarketSpec,
+    direction_labels,
+    resample_bars,
+    trend_scanning_labels,
+)
 from tests.small_data import SMALL_DATA_WORDS
 
 BY_HAND = {"direction": direction_labels, "trend_scanning": trend_scanning_labels}

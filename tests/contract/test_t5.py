@@ -1,0 +1,109 @@
+"""recipe t5: generation, scores; trained, killed, resumed to the same bits, evaluated, written."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ml_factory.storage.workspace import Workspace
+from tests.contract.doors import T5Settings, TrainSpec, made_up_texts, run_t5, t5
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = ROOT.parent / "shared" / "data" / "text"
+
+
+def settings_of(made_up: int = 200, **training) -> T5Settings:
+    given = {"epochs": 2, "batch": 16, "lr": 3e-3, "patience": 0, "eval_batch": 64, "device": "cpu",
+             "precision": "fp32", "threads": 1, "save_seconds": 0.0, "log_steps": 1}  # fmt: skip
+    return T5Settings(TrainSpec(**given | training), made_up=made_up, vocabulary=120, max_length=32)
+
+
+def trained(folder: Path, settings: T5Settings, **more) -> dict:
+    return run_t5(Workspace(folder), settings, on_status=str, **more)
+
+
+@pytest.fixture(scope="module")
+def network():
+    """A small network of random weights."""
+    made = t5.new_t5(t5.t5_config("builtin:tiny", 6), 0).eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(0)
+    for weight in made.parameters():
+        if weight.ndim > 1:
+            weight.normal_(0, 0.25, generator=generator)
+    return made
+
+
+def test_score_of_a_label_is_the_log_probability_of_its_tokens(network):
+    tokens = torch.randint(2, 6, (7, 9), generator=torch.Generator().manual_seed(0))
+    tokens[2, 4:] = 0
+    labels = torch.tensor([[3, 1, 0], [4, 2, 1], [5, 1, 0]])
+    scores = network.score_labels(tokens, labels)
+    for place, label in enumerate(labels):
+        likely = torch.log_softmax(network(tokens, label.expand(7, -1)), -1).gather(2, label.expand(7, -1)[..., None])
+        assert torch.allclose(scores[:, place], (likely[..., 0] * (label != 0)).sum(1), atol=1e-5)
+
+
+def test_tokenizer_is_a_function_of_the_texts_and_ends_with_its_end():
+    made, again = (t5.train_tokenizer(made_up_texts(300, 0)["Text"], 150, 64) for _ in "ab")
+    assert again.backend_tokenizer.to_str() == made.backend_tokenizer.to_str()
+    ids = made("the ship near the harbour")["input_ids"]
+    assert ids[-1] == 1 and made.decode(ids, skip_special_tokens=True) == "the ship near the harbour"
+    assert len(made) <= 150 and made.convert_ids_to_tokens([0, 1, 2]) == ["<pad>", "</s>", "<unk>"]
+    assert 2 in made("Ω")["input_ids"]
+
+
+def test_padding_changes_no_loss(network):
+    tokens, labels = torch.tensor([[3, 4, 5, 1]]), torch.tensor([[4, 1]])
+    short = t5.label_loss(network, (tokens, labels, torch.ones(1)))
+    padded = (torch.nn.functional.pad(tokens, (0, 12)), torch.nn.functional.pad(labels, (0, 3)), torch.ones(1))
+    assert float(t5.label_loss(network, padded)[0]) == pytest.approx(float(short[0]), rel=1e-5)
+    assert float(t5.label_loss(network, (tokens, labels, torch.zeros(1)))[0]) == 0
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An uninterrupted run."""
+    return trained(tmp_path_factory.mktemp("whole"), settings_of())
+
+
+def test_run_learns_and_writes_predictions_results_and_pictures(whole):
+    folder = Path(whole["folder"])
+    assert whole["accuracy"] > 0.9 > whole["baselines"]["majority"]
+    rows = [line.split("\t") for line in (folder / "predictions.tsv").read_text().splitlines()]
+    assert rows[0][:3] == ["Id", "Label", "Predicted"] and len(rows) == 1 + whole["rows"]
+    assert sum(row[1] == row[2] for row in rows[1:]) == round(whole["accuracy"] * (len(rows) - 1))
+    table = {line.split("\t")[0]: line.split("\t") for line in (folder / "results.tsv").read_text().splitlines()}
+    assert float(table["t5"][2]) == pytest.approx(whole["accuracy"], abs=1e-6)
+    assert {"majority", "length", "bag of words"} <= set(table)
+    for name in ("overview.png", "results.png"):
+        assert (folder / name).read_bytes().startswith(b"\x89PNG")
+    assert "NOT clearly better than bag of words" in t5.summary(whole)
+
+
+def test_trained_model_by_path_is_the_start_of_another_training(whole, tmp_path):
+    given = settings_of(lr=1e-9, epochs=1)
+    again = trained(tmp_path, replace(given, model=str(Path(whole["folder"]) / "model"), max_length=32))
+    assert again["accuracy"] == whole["accuracy"] and again["length"] == whole["length"]
+
+
+def write_lines(path: Path) -> Path:
+    """Lines of tinyshakespeare and of WikiText-2, in their order."""
+    sources = {"shakespeare": ["tinyshakespeare"], "wikipedia": ["wikitext2_valid", "wikitext2_test"]}
+    rows = [(" ".join(line.split()), label) for label, names in sources.items() for name in names
+            for line in (TEXT / f"{name}.txt").read_text(encoding="utf-8").splitlines() if line.strip()]  # fmt: skip
+    path.write_text("Id\tText\tLabel\n" + "".join(f"{at}\t{text}\t{label}\n" for at, (text, label) in enumerate(rows)))
+    return path
+
+
+@pytest.mark.soak
+@pytest.mark.slow
+@pytest.mark.skipif(not TEXT.is_dir(), reason="the texts are not at hand")
+def test_real_lines_reach_95_percent_in_three_minutes(tmp_path):
+    loop = TrainSpec(epochs=1, batch=64, lr=2e-3, eval_batch=256, device="cpu", precision="fp32")
+    settings = T5Settings(loop, data=str(write_lines(tmp_path / "lines.tsv")), max_length=64)
+    facts = trained(tmp_path, settings)
+    assert facts["accuracy"] >= 0.95 and facts["unseen"]["accuracy"] >= 0.95
+    assert sum(one["seconds"] for one in facts["history"]) < 180
+    assert np.isclose(facts["baselines"]["majority"], 0.86, atol=0.01)  # a tenth of each, in blocks
