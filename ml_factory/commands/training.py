@@ -143,16 +143,13 @@ def backtest(
         overnight: Hold positions over the end of a session.
     """
     place = market.check((horizon,), models=(model,))
-    limits = {
-        "least_edge": least_edge or 0.0,
-        "daily_loss_limit": daily_loss_limit,
-        "flat_at_session_end": not overnight,
-    }
     by_hand = least_edge is not None or daily_loss_limit is not None or overnight
     run_verb(market.as_json, f"trading {model}", lambda: pipeline.backtest(
         place, market.symbol, horizon, model, costs=trading.CostSpec(spread, slippage), run_id=run,
         contract=trading.contract_spec(market.symbol, file=contracts) if contracts else None,
-        rule=trading.TradingRule(**limits) if by_hand else None,
+        rule=trading.TradingRule(
+            least_edge=least_edge or 0.0, daily_loss_limit=daily_loss_limit, flat_at_session_end=not overnight
+        ) if by_hand else None,
     ))  # fmt: skip
 
 
