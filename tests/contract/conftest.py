@@ -3,4 +3,5 @@
 from tests.inference.conftest import bundle_file, raw_bars, trained  # noqa: F401
 from tests.raw_bars import gappy_minutes, make_raw, real_markets  # noqa: F401
 from tests.recipes.conftest import shards  # noqa: F401
+from tests.recipes.text_cases import sdce_settings  # noqa: F401
 from tests.tpu.conftest import play  # noqa: F401

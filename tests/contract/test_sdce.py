@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import subprocess
 import sys
 from dataclasses import fields
@@ -10,74 +9,35 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
-from tests.contract.doors import SdceSettings, run_sdce, summary
+from tests.contract.doors import SdceSettings, summary
+from tests.recipes.text_cases import trained_sdce, weights, write_text
 
 ROOT = Path(__file__).resolve().parents[2]
-WORDS = ("the", "king", "and", "queen", "of", "night", "went", "to", "see", "a", "small", "cat", "on", "its", "mat",
-         "while", "rain", "fell", "over", "hills")  # fmt: skip
 
 
-def write_text(path: Path, words: int = 3000) -> Path:
-    """Sentences in which words follow each other by a rule, with some noise."""
-    drawn, at, out = random.Random(0), 0, []
-    for _ in range(words):
-        at = (at * 3 + 1) % len(WORDS) if drawn.random() < 0.8 else drawn.randrange(len(WORDS))
-        out.append(WORDS[at] + ("\n" if drawn.random() < 0.1 else ""))
-    path.write_text(" ".join(out))
-    return path
-
-
-SMALL = {"base_model": "builtin:tiny", "surrogate_model": "builtin:tiny", "surrogate_dtype": "float32",
-         "surrogate_k": 8,
-         "probability_threshold": 0.001, "max_seq_length": 64, "validation_share": 0.1, "device": "cpu", "threads": 1,
-         "num_epochs": 2, "batch_size": 8, "gradient_accumulation_steps": 2, "learning_rate": 3e-3,
-         "mixed_precision": "no", "save_seconds": 0.0, "log_steps": 1}  # fmt: skip
-
-
-@pytest.fixture
-def settings(tmp_path, monkeypatch):
-    """Call it with values: small settings of a training in this test's folder."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
-    text = write_text(tmp_path / "text.txt")
-
-    def of(output: str = "out", **values) -> SdceSettings:
-        return SdceSettings(**SMALL | {"dataset": str(text), "output_dir": str(tmp_path / output)} | values)
-
-    return of
-
-
-def trained(settings: SdceSettings, **more) -> dict:
-    lines: list[str] = []
-    result = run_sdce(settings, mirror="off", on_status=lines.append, **more)
-    return result | {"lines": lines}
-
-
-def weights(result: dict) -> dict[str, np.ndarray]:
-    return load_file(Path(result["model"]) / "model.safetensors")
-
-
-def test_recipe_sdce_with_cache_equals_online_to_the_bit(settings):
+def test_recipe_sdce_with_cache_equals_online_to_the_bit(sdce_settings):
     once = {"num_epochs": 1}
-    online = trained(settings("online", **once))
-    cached = trained(settings("cached", surrogate_cache="float32", **once))
+    online = trained_sdce(sdce_settings("online", **once))
+    cached = trained_sdce(sdce_settings("cached", surrogate_cache="float32", **once))
     assert online["loss"] == cached["loss"] and any("cached in" in line for line in cached["lines"])
     theirs = weights(cached)
     assert all(np.array_equal(value, theirs[name]) for name, value in weights(online).items())
-    standard = trained(settings("standard", loss_type="standard", **once))
+    standard = trained_sdce(sdce_settings("standard", loss_type="standard", **once))
     assert standard["loss"] != online["loss"]
 
 
-def test_recipe_sdce_reports_batch_vocabulary_and_baseline(settings):
-    result = trained(settings(num_epochs=1, probability_threshold=1e-9))
+def test_recipe_sdce_reports_batch_vocabulary_and_baseline(sdce_settings):
+    result = trained_sdce(sdce_settings(num_epochs=1, probability_threshold=1e-9))
     assert result["lines"][0].startswith(
         "batch: 8 sequences a device x 1 devices x 2 accumulated = 16 sequences, 1,024"
     )
     assert any(line.startswith("vocabulary: 257 of 257 tokens (100.0%)") for line in result["lines"])
     assert result["surrogate"]["text_share"] == 1.0 and 1 <= result["ngram_order"] <= 6
-    for share, found in ((1.0, result), (0.0, trained(settings("none", probability_threshold=0.999, num_epochs=1)))):
+    for share, found in (
+        (1.0, result),
+        (0.0, trained_sdce(sdce_settings("none", probability_threshold=0.999, num_epochs=1))),
+    ):
         assert found["surrogate"]["positions_with_token"] == share
         [line] = [one for one in found["lines"] if "positions have a token" in one]
         assert f"{share:.1%} of" in line and ("the loss is the standard one. Next:" in line) == (share == 0)
@@ -122,24 +82,24 @@ def hub(tmp_path_factory):
 SHORT = {"num_epochs": 1, "learning_rate": 3e-3}
 
 
-def test_recipe_sdce_trains_models_of_transformers_and_reads_what_it_wrote(settings, hub):
-    result = trained(settings("hub", **hub, **SHORT))
+def test_recipe_sdce_trains_models_of_transformers_and_reads_what_it_wrote(sdce_settings, hub):
+    result = trained_sdce(sdce_settings("hub", **hub, **SHORT))
     assert result["loss"] < result["loss_before"] and 0.5 < result["surrogate"]["vocabulary_share"] <= 1
     assert result["surrogate"]["text_share"] > 0.5
-    again = trained(settings("reloaded", **hub | SHORT | {"base_model": result["model"]}))
+    again = trained_sdce(sdce_settings("reloaded", **hub | SHORT | {"base_model": result["model"]}))
     assert again["loss_before"] == pytest.approx(result["loss"], rel=1e-6)
 
 
-def test_recipe_sdce_recomputes_blocks_and_starts_from_scratch(settings, hub):
+def test_recipe_sdce_recomputes_blocks_and_starts_from_scratch(sdce_settings, hub):
     short = hub | SHORT | {"loss_type": "standard"}
-    stored = trained(settings("a", **short))
-    assert trained(settings("b", **short, gradient_checkpointing=True))["loss"] == pytest.approx(
+    stored = trained_sdce(sdce_settings("a", **short))
+    assert trained_sdce(sdce_settings("b", **short, gradient_checkpointing=True))["loss"] == pytest.approx(
         stored["loss"], abs=1e-5
     )
-    scratch = settings("c", **short, init_from_scratch=True)
-    first = trained(scratch)
+    scratch = sdce_settings("c", **short, init_from_scratch=True)
+    first = trained_sdce(scratch)
     assert first["loss_before"] != stored["loss_before"]
-    assert trained(scratch, fresh=True)["loss"] == first["loss"]
+    assert trained_sdce(scratch, fresh=True)["loss"] == first["loss"]
 
 
 # ---------------------------------------------------------------------- several processes
@@ -157,9 +117,9 @@ def command(settings: SdceSettings, folder: Path) -> list[str]:
 
 @pytest.mark.soak
 @pytest.mark.slow
-def test_recipe_sdce_two_processes_of_torchrun_give_losses_of_one(settings, tmp_path):
-    alone = trained(settings("alone"))
-    halved = settings("pair", batch_size=4)
+def test_recipe_sdce_two_processes_of_torchrun_give_losses_of_one(sdce_settings, tmp_path):
+    alone = trained_sdce(sdce_settings("alone"))
+    halved = sdce_settings("pair", batch_size=4)
     words = [
         sys.executable,
         *["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"],

@@ -7,21 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from ml_factory.storage.workspace import Workspace
-from tests.contract.doors import T5Settings, TrainSpec, made_up_texts, run_t5, t5
+from tests.contract.doors import T5Settings, TrainSpec, made_up_texts, t5
+from tests.recipes.text_cases import t5_settings, trained_t5
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = ROOT.parent / "shared" / "data" / "text"
-
-
-def settings_of(made_up: int = 200, **training) -> T5Settings:
-    given = {"epochs": 2, "batch": 16, "lr": 3e-3, "patience": 0, "eval_batch": 64, "device": "cpu",
-             "precision": "fp32", "threads": 1, "save_seconds": 0.0, "log_steps": 1}  # fmt: skip
-    return T5Settings(TrainSpec(**given | training), made_up=made_up, vocabulary=120, max_length=32)
-
-
-def trained(folder: Path, settings: T5Settings, **more) -> dict:
-    return run_t5(Workspace(folder), settings, on_status=str, **more)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +55,7 @@ def test_padding_changes_no_loss(network):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """An uninterrupted run."""
-    return trained(tmp_path_factory.mktemp("whole"), settings_of())
+    return trained_t5(tmp_path_factory.mktemp("whole"), t5_settings())
 
 
 def test_run_learns_and_writes_predictions_results_and_pictures(whole):
@@ -83,8 +73,8 @@ def test_run_learns_and_writes_predictions_results_and_pictures(whole):
 
 
 def test_trained_model_by_path_is_the_start_of_another_training(whole, tmp_path):
-    given = settings_of(lr=1e-9, epochs=1)
-    again = trained(tmp_path, replace(given, model=str(Path(whole["folder"]) / "model"), max_length=32))
+    given = t5_settings(lr=1e-9, epochs=1)
+    again = trained_t5(tmp_path, replace(given, model=str(Path(whole["folder"]) / "model"), max_length=32))
     assert again["accuracy"] == whole["accuracy"] and again["length"] == whole["length"]
 
 
@@ -103,7 +93,7 @@ def write_lines(path: Path) -> Path:
 def test_real_lines_reach_95_percent_in_three_minutes(tmp_path):
     loop = TrainSpec(epochs=1, batch=64, lr=2e-3, eval_batch=256, device="cpu", precision="fp32")
     settings = T5Settings(loop, data=str(write_lines(tmp_path / "lines.tsv")), max_length=64)
-    facts = trained(tmp_path, settings)
+    facts = trained_t5(tmp_path, settings)
     assert facts["accuracy"] >= 0.95 and facts["unseen"]["accuracy"] >= 0.95
     assert sum(one["seconds"] for one in facts["history"]) < 180
     assert np.isclose(facts["baselines"]["majority"], 0.86, atol=0.01)  # a tenth of each, in blocks

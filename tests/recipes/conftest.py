@@ -2,4 +2,5 @@
 
 import ml_factory.recipes  # noqa: F401
 from tests.recipes.image_cases import shards  # noqa: F401 - a fixture
+from tests.recipes.text_cases import sdce_settings  # noqa: F401 - a fixture
 from tests.storage.gcs import gcs_bucket  # noqa: F401 - a fixture

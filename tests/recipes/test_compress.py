@@ -10,7 +10,7 @@ from ml_factory.errors import FactoryError
 from ml_factory.recipes import run as recipe_run
 from ml_factory.recipes.compress import CompressionSettings, run_compress
 from ml_factory.storage.workspace import Workspace
-from tests.recipes.test_t5 import settings_of, trained
+from tests.recipes.text_cases import t5_settings, trained_t5
 
 
 def table_of(facts: dict) -> dict[str, dict]:
@@ -19,7 +19,7 @@ def table_of(facts: dict) -> dict[str, dict]:
 
 def test_t5_table_has_size_latency_quality_and_resumes(tmp_path, monkeypatch):
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
-    run = trained(tmp_path, settings_of())["folder"]
+    run = trained_t5(tmp_path, t5_settings())["folder"]
     settings = CompressionSettings(model=run, rounds=2, device="cpu", threads=1)
     calls, real = [], recipe_run.run_training_loop
     monkeypatch.setattr(recipe_run, "run_training_loop", lambda *a, **k: calls.append(1) or real(*a, **k))

@@ -8,7 +8,7 @@ import pytest
 from ml_factory.errors import SettingsError
 from ml_factory.recipes import run as recipe_run
 from ml_factory.recipes import sdce, surrogate
-from tests.contract.test_sdce import trained, weights, write_text
+from tests.recipes.text_cases import trained_sdce, weights, write_text
 
 
 def die_at(call: int, monkeypatch):
@@ -27,74 +27,74 @@ def die_at(call: int, monkeypatch):
 @pytest.mark.parametrize(
     "loss_type", ["surrogate", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("kl", "standard"))]
 )
-def test_recipe_sdce_killed_in_mid_epoch_resumes_to_same_bits(loss_type, settings, monkeypatch):
-    whole = trained(settings("whole", loss_type=loss_type))
+def test_recipe_sdce_killed_in_mid_epoch_resumes_to_same_bits(loss_type, sdce_settings, monkeypatch):
+    whole = trained_sdce(sdce_settings("whole", loss_type=loss_type))
     steps = len(whole["history"]) and (whole["sequences"] * 2) // whole["batch"]
     assert steps > 6 and whole["loss"] < whole["loss_before"] and whole["resumed_step"] is None
-    killed = settings("killed", loss_type=loss_type)
+    killed = sdce_settings("killed", loss_type=loss_type)
     for call in (3, 2 * (steps // 2) + 3):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             die_at(call if call == 3 else call - 4, patch)
-            trained(killed)
-    resumed = trained(killed)
+            trained_sdce(killed)
+    resumed = trained_sdce(killed)
     assert resumed["resumed_step"] and resumed["exact"] and not resumed["inexact"]
     assert resumed["loss"] == whole["loss"] and resumed["ngram_loss"] == whole["ngram_loss"]
     theirs = weights(resumed)
     assert all(np.array_equal(value, theirs[name]) for name, value in weights(whole).items())
-    assert trained(killed)["lines"][-1].startswith("finished before")
+    assert trained_sdce(killed)["lines"][-1].startswith("finished before")
 
 
-def test_recipe_sdce_of_a_text_or_code_that_changed_is_another_run(settings, monkeypatch):
-    given = settings(loss_type="standard", num_epochs=1)
-    runs = [trained(given)["run_id"]]
+def test_recipe_sdce_of_a_text_or_code_that_changed_is_another_run(sdce_settings, monkeypatch):
+    given = sdce_settings(loss_type="standard", num_epochs=1)
+    runs = [trained_sdce(given)["run_id"]]
     write_text(Path(given.dataset), 2500)
-    runs.append(trained(given)["run_id"])
+    runs.append(trained_sdce(given)["run_id"])
     monkeypatch.setattr(recipe_run, "source_hash", lambda packages: "of another version")
-    assert len({*runs, trained(given)["run_id"]}) == 3
+    assert len({*runs, trained_sdce(given)["run_id"]}) == 3
 
 
 def test_recipe_sdce_other_host_of_slice_writes_nothing_and_sees_when_the_run_is_finished(
-    settings, monkeypatch, tmp_path
+    sdce_settings, monkeypatch, tmp_path
 ):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         die_at(9, patch)
-        trained(settings())
+        trained_sdce(sdce_settings())
     files_before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
     monkeypatch.setenv("TPU_PROCESS_ID", "1")
     monkeypatch.setenv("TPU_PROCESS_COUNT", "2")
     seen = []
     real = recipe_run.run_training_loop
     monkeypatch.setattr(recipe_run, "run_training_loop", lambda *a, **k: seen.append(real(*a, **k)) or seen[-1])
-    assert trained(settings())["lines"] == []
+    assert trained_sdce(sdce_settings())["lines"] == []
     assert seen[0].resumed_step == 4  # from the first host's checkpoint
     found = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert {str(path) for path in found if found[path] != files_before.get(path) and path.suffix != ".lock"} == set()
     with monkeypatch.context() as patch:
         patch.setenv("TPU_PROCESS_ID", "0")
-        whole = trained(settings())
+        whole = trained_sdce(sdce_settings())
     monkeypatch.setattr(recipe_run, "run_training_loop", None)  # it would wait for the first host, which has ended
-    assert trained(settings())["loss"] == whole["loss"]
+    assert trained_sdce(sdce_settings())["loss"] == whole["loss"]
 
 
 def test_recipe_sdce_on_worker_of_slice_writes_to_bucket_and_another_machine_continues(
-    settings, gcs_bucket, monkeypatch, tmp_path
+    sdce_settings, gcs_bucket, monkeypatch, tmp_path
 ):
     monkeypatch.setenv("ML_FACTORY_ROOT", f"{gcs_bucket}/my-tpu")
     monkeypatch.chdir(tmp_path)
     place = {"output_dir": "./outputs", "num_epochs": 1}
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         die_at(5, patch)
-        trained(settings(**place))
+        trained_sdce(sdce_settings(**place))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
-    result = trained(settings(**place))
+    result = trained_sdce(sdce_settings(**place))
     assert result["resumed_step"] and not (tmp_path / "outputs").exists()
-    assert result["loss"] == trained(settings("whole", num_epochs=1))["loss"]
+    assert result["loss"] == trained_sdce(sdce_settings("whole", num_epochs=1))["loss"]
 
 
-def test_recipe_sdce_unknown_model_or_too_few_common_tokens_is_refused(settings, hub, monkeypatch):
+def test_recipe_sdce_unknown_model_or_too_few_common_tokens_is_refused(sdce_settings, hub, monkeypatch):
     monkeypatch.setattr(pytest.importorskip("huggingface_hub.constants"), "HF_HUB_OFFLINE", True)
     with pytest.raises(SettingsError, match=r"cannot be loaded \[own/none\].*builtin:small"):
-        trained(settings("none", base_model="own/none"))
+        trained_sdce(sdce_settings("none", base_model="own/none"))
     monkeypatch.setattr(surrogate, "LEAST_SHARE", 0.9)  # 256 bytes and the end of a text are matched
     with pytest.raises(SettingsError, match=r"too few tokens in common \[.*gpt and builtin:tiny\].*at least 90%"):
-        trained(settings("few", base_model=hub["base_model"]))
+        trained_sdce(sdce_settings("few", base_model=hub["base_model"]))

@@ -3,26 +3,27 @@
 import pytest
 
 from tests.recipes.image_cases import settings_of, shards  # noqa: F401 - a fixture
-from tests.recipes.test_sdce_run import die_at, settings, trained, weights  # noqa: F401 - a fixture
+from tests.recipes.test_sdce_run import die_at
+from tests.recipes.text_cases import sdce_settings, trained_sdce, weights  # noqa: F401 - a fixture
 
 SHORT = {"device": "tpu", "num_epochs": 1, "log_steps": 4}
 
 
-def test_recipe_sdce_on_xla_killed_and_resumed_equals_uninterrupted_to_the_bit(settings, monkeypatch):  # noqa: F811
-    whole = trained(settings("whole", **SHORT))
+def test_recipe_sdce_on_xla_killed_and_resumed_equals_uninterrupted_to_the_bit(sdce_settings, monkeypatch):  # noqa: F811
+    whole = trained_sdce(sdce_settings("whole", **SHORT))
     assert whole["machine"]["device"] == "xla" and whole["loss"] < whole["loss_before"]
-    killed = settings("killed", **SHORT)
+    killed = sdce_settings("killed", **SHORT)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         die_at(7, patch)
-        trained(killed)
-    resumed = trained(killed)
+        trained_sdce(killed)
+    resumed = trained_sdce(killed)
     assert resumed["resumed_step"] and resumed["loss"] == whole["loss"]
     found = weights(resumed)
     assert all((value == found[name]).all() for name, value in weights(whole).items())
 
 
-def test_recipe_sdce_on_xla_has_the_losses_of_the_cpu(settings):  # noqa: F811
-    on_xla, on_cpu = (trained(settings(name, **SHORT | {"device": name})) for name in ("tpu", "cpu"))
+def test_recipe_sdce_on_xla_has_the_losses_of_the_cpu(sdce_settings):  # noqa: F811
+    on_xla, on_cpu = (trained_sdce(sdce_settings(name, **SHORT | {"device": name})) for name in ("tpu", "cpu"))
     for name in ("loss_before", "loss"):
         assert on_xla[name] == pytest.approx(on_cpu[name], rel=1e-4)
 
@@ -54,10 +55,9 @@ def test_recipe_resnet50_on_xla_killed_and_resumed_equals_uninterrupted_to_the_b
 
 
 def test_recipe_t5_on_xla_compiles_one_program_and_has_the_losses_of_the_cpu(tmp_path):
-    from tests.recipes.test_t5 import settings_of as t5_settings_of
-    from tests.recipes.test_t5 import trained as t5_trained
+    from tests.recipes.text_cases import t5_settings, trained_t5
 
-    on_xla, on_cpu = (t5_trained(tmp_path / name, t5_settings_of(device=name)) for name in ("xla", "cpu"))
+    on_xla, on_cpu = (trained_t5(tmp_path / name, t5_settings(device=name)) for name in ("xla", "cpu"))
     assert on_xla["compiles"]["train"] <= 2
     losses = [[one["val_loss"] for one in facts["history"]] for facts in (on_xla, on_cpu)]
     assert losses[0] == pytest.approx(losses[1], rel=0.2)  # dropout draws other numbers
