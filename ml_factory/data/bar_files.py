@@ -189,7 +189,7 @@ def _check_ends(path: Path, text: str, delimiter: str, width: int) -> None:
             step = "if the prices have decimal commas, export with semicolons or put them in quotes"
             got = f"{len(row)} fields in line {number}"
             raise BarsError("Lines longer than the header", where=path, got=got, wanted=wanted, next_step=step)
-    last = text[-_HEAD_BYTES:].rstrip().splitlines()[-1]
+    last = text.rstrip()[-_HEAD_BYTES:].splitlines()[-1]
     fields = len(_fields(last, delimiter))
     if fields < width:
         got = f"{fields} fields in the last line, {last[:60]!r}"

@@ -320,16 +320,23 @@ def _localize(moments: pd.DatetimeIndex, zone: str, where: object) -> tuple[pd.D
         step = "the zone is another one: give the right zone, or export in UTC"
         _refuse("nonexistent_hour", message, where, step, gone)
     twice = np.flatnonzero(moments.tz_localize(zone, ambiguous="NaT").isna())
-    order = slice(None, None, -1 if moments[0] > moments[-1] else 1)
-    try:
-        local = moments[order].tz_localize(zone, ambiguous="infer")[order]
-    except Exception:  # noqa: BLE001 - of pytz or of pandas, by its version
-        message = f"{format_rows_with_times(twice, moments)} fall in the hour that occurs twice in {zone}"
-        _refuse("repeated_hour", message, where, "export in UTC, or with the offset in each timestamp", twice)
+    wall, first_pass, unclear = moments.as_unit("ns").asi8, np.zeros(len(moments), bool), np.zeros(len(moments), bool)
+    apart = (np.diff(twice) > 1) | (np.abs(np.diff(wall[twice])) > 12 * 60 * MINUTE_NS)  # of another year or contract
+    for rows in np.split(twice, np.flatnonzero(apart) + 1):
+        rows = rows[::-1] if wall[0] > wall[-1] else rows
+        back = np.flatnonzero(np.diff(wall[rows]) <= 0) + 1
+        if len(back) == 1:
+            first_pass[rows[: back[0]]] = True
+        else:
+            unclear[rows] = True
+    if unclear.any():
+        rows = np.flatnonzero(unclear)
+        message = f"{format_rows_with_times(rows, moments)} fall in the hour that occurs twice in {zone}"
+        _refuse("repeated_hour", message, where, "export in UTC, or with the offset in each timestamp", rows)
     if len(twice):
         message = f"{len(twice)} bars of the hour that occurs twice in {zone} resolved by their order"
         findings.append(_mapped("repeated_hour", message, twice))
-    return local, findings
+    return moments.tz_localize(zone, ambiguous=first_pass), findings
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------

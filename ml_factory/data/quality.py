@@ -164,12 +164,20 @@ class Gaps:
 
 
 def find_gaps(start_ns: np.ndarray, calendar: str, minutes: int) -> Gaps:
-    """Find every gap of the bars (int64 ns, increasing) and its single reason."""
+    """Find every gap of the bars (int64 ns, increasing) and its single reason.
+
+    A holiday on which the market traded all the same counts as open from its first bar to its last.
+    """
     sessions, table = assign_sessions(start_ns, calendar), calendar_table(calendar)
     row = np.flatnonzero(np.diff(start_ns) > minutes * MINUTE_NS) + 1
     begin, end = start_ns[row - 1] + minutes * MINUTE_NS, start_ns[row]
     length, day, until = (end - begin) // MINUTE_NS, sessions.id[row - 1] - table.first, sessions.id[row] - table.first
-    opened = _minutes_within(table.opens[table.held], table.early[table.held], begin, end)
+    off = table.weekday & ~table.held
+    opens, closes = table.opens.copy(), np.where(table.held, table.early, table.opens)
+    rows = np.flatnonzero(sessions.inside & off[sessions.id - table.first])
+    traded, at, count = np.unique(sessions.id[rows] - table.first, return_index=True, return_counts=True)
+    opens[traded], closes[traded] = start_ns[rows[at]], start_ns[rows[at + count - 1]] + minutes * MINUTE_NS
+    opened = _minutes_within(opens, closes, begin, end)
     opened -= _minutes_within(*scheduled_session_pauses(calendar), begin, end)
 
     def between(days: np.ndarray) -> np.ndarray:
@@ -188,11 +196,11 @@ def find_gaps(start_ns: np.ndarray, calendar: str, minutes: int) -> Gaps:
     absent[opened > 0] = _too_long(opened[opened > 0] // minutes, len(start_ns))
     absent &= ~halt
     regular = table.opens[day] + (TRADING_HOURS[calendar][2] - TRADING_HOURS[calendar][1]) * MINUTE_NS
-    off = table.weekday & ~table.held
+    rest = off[day] & (begin < regular) & ((begin < opens[day]) | (begin >= closes[day]))
     early = table.held[day] & (table.early[day] < np.minimum(regular, end)) & (begin < regular)
     usual = (table.early[day] - table.opens[day]).max(initial=0) // MINUTE_NS
     kind = np.select(
-        [absent & (opened >= HOLE_SHARE * usual), absent, between(off) | (off[day] & (begin < regular)), early,
+        [absent & (opened >= HOLE_SHARE * usual), absent, between(off) | rest, early,
          between(~table.weekday) | ~table.weekday[day], halt],
         ["download_hole", "missing", "holiday", "early_close", "weekend", "session"],
         default=np.where(opened < length, "session", "no_trade"),

@@ -245,7 +245,9 @@ def _leaks_of_verdict(data: PreparedDataset, model: str, forecasts: pd.DataFrame
 
 
 def audit_stack(sample: Sample, found: Findings) -> None:
-    """Check that weights, calibration and forecasts of a stack do not change with the test labels."""
+    """Check that a stack's weights depend on labels of training rows alone, its calibration and forecasts on no label
+    of a test row.
+    """
 
     def fit(values, labels, roles):
         data = sample.make(values, labels, roles)
@@ -256,10 +258,12 @@ def audit_stack(sample: Sample, found: Findings) -> None:
                     hashes.append(train_with_holdout(data, run).hash)
             with open_run(workspace, stack_run_settings(data, STACKED, hashes, STACK_FOLDS, 0, True)) as run:
                 artifact = fit_stack(data, run, STACK_FOLDS)
-            learnt = {name: one for name, one in artifact.load_state().items() if name not in ("bases", "run_id")}
+            state = artifact.load_state()
             forecasts = load_or_make_predictions(workspace, data, artifact)[PROBABILITIES].to_numpy()
-        both = {"its weights and calibration": learnt, "forecasts": forecasts}
-        return {name: Fitted(one, READS, forecasts=True) for name, one in both.items()}
+        both = {"its calibration": state["calibration"], "forecasts": forecasts}
+        return {"its weights": Fitted(state["stack"], forecasts=True)} | {
+            name: Fitted(one, READS, forecasts=True) for name, one in both.items()
+        }
 
     found.count("stack", len(sample.labels))
     found.add(find_blind_leaks(fit, sample.values, sample.labels, sample.split, "stack"))

@@ -304,15 +304,14 @@ def _fit_fold(
     fit, held_out = (plan.rows[part] for part in plan.fit_and_held_out(number))
     if len(np.unique(data.y[dataset_rows_with_weight(data, fit, model.weights)[0]])) < 2:
         return p, Calibration(), ()
-    estimator = model.build(data, number)
+    estimator, seen = model.build(data, number), {}
     fitted = fit_on_rows(
         data, estimator, fit, held_out, lambda rows: fit_dataset_preprocessing(data, rows), model.weights,
-        checkpoints=checkpoints,
+        observe=None if observe is None else seen.update, checkpoints=checkpoints,
     )  # fmt: skip
     inputs = fitted.take(plan.rows[test[readable]])
     if readable.any():
         p[readable] = condition_on_classes(estimator.predict_proba(inputs), data.classes.values())
     if observe is not None:
-        observe({"train": fitted.rows, "scaler": fitted.scaler, "inputs_train": np.array(fitted.learnt[0]),
-                 "y": fitted.learnt[1], "inputs_test": np.array(inputs)})  # fmt: skip
+        observe(seen | {"inputs_test": np.array(inputs)})
     return p, fitted.calibration, fitted.result.nondeterminism

@@ -175,39 +175,40 @@ def weight_settings(spec: WeightSpec | None) -> dict:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A fit on some rows of a data set: its result and calibration, what it was fitted on, and what was held out.
+    """A fit on some rows of a data set: its result and calibration, how inputs are read, and what was held out.
 
-    rows, scaler : training rows of positive weight, as positions into the labels, and the preprocessing fitted on them.
     take : positions into the labels -> inputs of the model.
-    learnt, held_out : inputs, labels and weights of these rows, and of those of early stopping and calibration.
+    held_out : inputs, labels and weights of the rows of early stopping and calibration.
     p_N3 : uncalibrated probabilities of the held-out rows.
     """
 
     result: ModelFitResult
     calibration: Calibration
-    rows: np.ndarray
-    scaler: FittedStep
     take: InputReader
-    learnt: tuple
     held_out: tuple
     p_N3: np.ndarray
 
 
 def fit_on_rows(
     data: PreparedDataset, model: ModelBase, train: np.ndarray, held_out: np.ndarray,
-    scaler: Callable[[np.ndarray], FittedStep], weights: WeightSpec | None = None, **options: Any,
+    scaler: Callable[[np.ndarray], FittedStep], weights: WeightSpec | None = None, *,
+    observe: Callable[[dict], object] | None = None, **options: Any,
 ) -> Fitted:  # fmt: skip
     """Fit the model on training rows, and stop it early and calibrate it on held-out rows, all of positive weight.
 
     train, held_out : positions into the labels.
     scaler : from the training rows of positive weight to the preprocessing.
+    observe : called before the fit with what the model is given, by name: train (rows of positive weight), scaler,
+        inputs_train (a copy), y.
     options : callbacks and checkpoints, as of `ModelBase.fit`.
     """
     rows, fitted, take, learnt, validation = fit_inputs(data, model, train, held_out, scaler, weights)
+    if observe is not None:
+        observe({"train": rows, "scaler": fitted, "inputs_train": np.array(learnt[0]), "y": learnt[1]})
     result = model.fit(*learnt, validation=validation, **options)
     p_N3 = condition_on_classes(model.predict_proba(validation[0]), data.classes.values())
     calibration = Calibration.fit(floored_log_probabilities(p_N3), validation[1], horizon=data.horizon)
-    return Fitted(result, calibration, rows, fitted, take, learnt, validation, p_N3)
+    return Fitted(result, calibration, take, validation, p_N3)
 
 
 def fit_inputs(

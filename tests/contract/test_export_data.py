@@ -14,7 +14,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-from ml_factory.errors import BarsError, SettingsError
+from ml_factory.errors import BarsError, SettingsError, WorkspaceError
 from ml_factory.storage.workspace import Workspace
 from tests.contract.doors import RawBarSpec, export_data, import_bars, read_bars_table
 from tests.postgres_server import GUARDED, PASSWORD, missing_postgres_programs, postgres_server
@@ -103,14 +103,15 @@ TIMES = {
 }
 
 
+@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
 @pytest.mark.parametrize("kind", TIMES)
-def test_export_of_column_types_nulls_and_duplicates_keeps_values(server, tmp_path, kind):
+def test_export_of_column_types_nulls_and_duplicates_keeps_values(server, tmp_path, kind, suffix):
     times = [*TIMES[kind], TIMES[kind][0]]
     rows = [f"({', '.join((at, *row))})" for at, row in zip(times, VALUES, strict=True)]
     server.run_sql(f"DROP TABLE IF EXISTS types; {TYPES.format(time=kind)} INSERT INTO types VALUES {', '.join(rows)}")
-    result = export_data(server.source(), tmp_path / "types.parquet", table="types", time_column="at")
+    result = export_data(server.source(), tmp_path / f"types{suffix}", table="types", time_column="at")
     assert result.rows == 4
-    got = pyarrow.parquet.read_table(result.path).to_pylist()
+    got = _read(result.path, _schema_of(result.columns, kind)).to_pylist()
     assert [row["timestamp"] for row in got] == sorted(row["timestamp"] for row in got)
     by_time = "('1969' < left(at::text, 4)), at" if kind == "timestamptz" else "at"
     shown = server.run_sql(f"SELECT close::float8, volume, note, ok, kind, tags FROM types ORDER BY {by_time}, open")
@@ -124,6 +125,22 @@ def test_export_of_column_types_nulls_and_duplicates_keeps_values(server, tmp_pa
     (odd,) = (row for row in got if row["note"] == "")
     assert odd["high"] == 1e-300 and np.isnan(odd["low"]) and odd["volume"] == -(2**31) and odd["ok"] is False
     assert odd["close"] == 1e20 and odd["kind"].strip() == "yy" and odd["tags"] == "[1]"
+
+
+def _read(path: Path, schema: pyarrow.Schema) -> pyarrow.Table:
+    if path.suffix == ".parquet":
+        return pyarrow.parquet.read_table(path)
+    options = pyarrow.csv.ConvertOptions(column_types=schema, null_values=[""], strings_can_be_null=True,
+                                         quoted_strings_can_be_null=False)  # fmt: skip
+    return pyarrow.csv.read_csv(path, convert_options=options)
+
+
+def _schema_of(columns: list[str], kind: str) -> pyarrow.Schema:
+    time_types = {"timestamptz": pyarrow.timestamp("us", "UTC"), "timestamp": pyarrow.timestamp("us"),
+                  "date": pyarrow.timestamp("us"), "bigint": pyarrow.int64(), "integer": pyarrow.int64()}  # fmt: skip
+    types = [time_types.get(kind, pyarrow.float64()), *[pyarrow.float64()] * 4, pyarrow.int64(), pyarrow.string(),
+             pyarrow.bool_(), pyarrow.string(), pyarrow.string()]  # fmt: skip
+    return pyarrow.schema(list(zip(columns, types, strict=True)))
 
 
 @pytest.mark.parametrize("kind", ["timestamptz", "timestamp", "date", "bigint", "double precision"])
@@ -200,6 +217,13 @@ def test_export_of_symbols_that_are_no_text_finds_the_only_one_and_the_named_one
     server.run_sql("INSERT INTO coded VALUES ('2020-01-01Z', 2, '18')")
     result = export_data(server.source(), tmp_path / "a.parquet", table="coded", symbol="18")
     assert pd.read_parquet(result.path)["close"].tolist() == [2.0]
+
+
+def test_export_to_path_that_is_a_folder_is_refused_in_one_line(server, tmp_path):
+    (tmp_path / "es.parquet").mkdir()
+    with pytest.raises(WorkspaceError) as error:
+        export_data(server.source(), tmp_path / "es.parquet", table="bars", symbol="ES=F")
+    assert "es.parquet" in one_line(error)
 
 
 def test_export_of_rows_without_time_and_of_no_rows_is_refused(server, tmp_path):

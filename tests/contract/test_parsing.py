@@ -94,6 +94,13 @@ def test_times_in_the_hour_that_occurs_twice_are_resolved_by_row_order_or_refuse
     once = pd.date_range("2024-11-03 00:30", "2024-11-03 01:30", freq="1min")
     with pytest.raises(BarsError, match=r"31 rows, first 30 .*occurs twice in America/New_York.*export in UTC"):
         times(once, zone="America/New_York")
+    hours = pd.date_range("2023-11-05 05:00", periods=120, freq="1min", tz="UTC"), NEW_YORK_NIGHT[60:180]
+    utc = hours[0].append(hours[1])  # nothing but these hours, of two years
+    wall = utc.tz_convert("America/New_York").tz_localize(None)
+    for order in (slice(None), slice(None, None, -1)):
+        assert (times(wall[order], zone="America/New_York")[0] == utc.as_unit("ns").asi8[order]).all()
+    with pytest.raises(BarsError, match=r"60 rows, first 120 "):  # those of the second year
+        times(wall[:180], zone="America/New_York")
     gone = pd.date_range("2024-03-10 01:58", "2024-03-10 02:01", freq="1min")
     with pytest.raises(BarsError, match=r"2 rows, first 2 \(2024-03-10 02:00:00\).*does not exist in America/Chicago"):
         times(gone, zone="America/Chicago")

@@ -72,9 +72,15 @@ def test_find_gaps_closed_times_get_weekend_holiday_or_early_close_kind(spring):
     assert kind_before(spring, "2024-03-10 17:00") == "weekend"
 
 
-def test_find_gaps_rest_of_holiday_with_bars_is_holiday(spring):
+def test_find_gaps_holiday_with_bars_counts_as_open_between_first_and_last_bar(spring):
     short = without(spring, "2024-03-29 08:15", "2024-03-31 17:00")  # Good Friday until 8:15
     assert kind_before(short, "2024-03-31 17:00") == "holiday"
+    hole = without(short, "2024-03-29 02:00", "2024-03-29 04:00")
+    gaps = gaps_of(hole)
+    mine = gaps.row == at(hole, "2024-03-29 04:00")
+    assert gaps.kind[mine] == "missing" and gaps.open[mine] == 120
+    quiet = without(short, "2024-03-29 02:00", "2024-03-29 02:02")
+    assert kind_before(quiet, "2024-03-29 02:02") == "no_trade"
 
 
 def test_find_gaps_one_bar_or_weekend_bars_only_gives_no_missing_gap():

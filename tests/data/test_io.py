@@ -100,6 +100,8 @@ def test_read_table_truncated_csv_raises_bars_error_or_adds_note(make_raw, tmp_p
         read_bars_table(path)
     path.write_text(text[:-1])
     assert "cut short" in read_bars_table(path).attrs["notes"][0]
+    path.write_text(text + "\n" * 70_000)
+    assert len(read_bars_table(path)) == len(make_raw())
     packed = gzip.compress(text.encode())
     path.write_bytes(packed[: len(packed) // 2])
     with pytest.raises(BarsError, match="cut short"):
@@ -190,6 +192,8 @@ def test_import_bars_impossible_roll_raises_and_writes_no_file(two_contracts, ma
     spec = RawBarSpec(zone="America/Chicago")
     with pytest.raises(BarsError, match=r"name no contract.*leave --roll out"):
         import_bars(make_raw(), workspace, "ES", roll=RollSpec())
+    with pytest.raises(BarsError, match=r"No bars.*0 rows"):
+        import_bars(two_contracts.iloc[:0], workspace, "ES", spec, roll=RollSpec())
     with pytest.raises(BarsError, match="session that decides"):
         import_bars(
             two_contracts[two_contracts["timestamp"] < "2024-03-05 12:00"], workspace, "ES", spec, roll=RollSpec()

@@ -54,6 +54,8 @@ def test_read_settings_of_guide_names_maps_to_own_settings():
     assert make_run_settings(model="lstm", settings=given, **asked) == make_run_settings(
         model="lstm", settings=own, **asked
     )
+    runs = [make_run_settings(model="lightgbm", settings={"rounds": n}, **asked).run_id for n in (np.int64(20), 20, 21)]
+    assert runs[0] == runs[1] != runs[2]
     assert (
         parse_named_settings(" a = [1, 2] ,b='x', c=None") == {"a": [1, 2], "b": "x", "c": None}
         and parse_named_settings("") == {}

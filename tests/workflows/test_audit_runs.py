@@ -209,16 +209,17 @@ def test_audit_of_fold_with_scaler_of_other_rows_or_calibration_on_test_rows_nam
 
 
 @pytest.mark.slow
-def test_audit_of_stack_passes_and_with_calibration_on_test_rows_names_it(sample, monkeypatch):
+def test_audit_of_stack_passes_and_with_weights_or_calibration_of_later_rows_names_them(sample, monkeypatch):
     assert found_by(audit_runs.audit_stack, sample) == []
     honest = audit_runs.fit_stack
+    for part, later, says in (("validation", "test", "its calibration"), ("train", "validation", "its weights")):
 
-    def on_test(data, *given):
-        both = np.concatenate([data.splits["validation"], data.splits["test"]])
-        return honest(replace(data, splits=data.splits | {"validation": both}), *given)
+        def with_later(data, *given, part=part, later=later):
+            both = np.concatenate([data.splits[part], data.splits[later]])
+            return honest(replace(data, splits=data.splits | {part: both}), *given)
 
-    monkeypatch.setattr(audit_runs, "fit_stack", on_test)
-    assert any("stack: its weights and calibration" in one for one in found_by(audit_runs.audit_stack, sample))
+        monkeypatch.setattr(audit_runs, "fit_stack", with_later)
+        assert any(f"stack: {says}" in one for one in found_by(audit_runs.audit_stack, sample)), says
 
 
 # ---- predict, and finished models ------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from ml_factory.data.databases.selected_rows import SelectedRows
 from ml_factory.errors import DatabaseError
 from ml_factory.workflows.export_data import export_data
-from tests.contract.test_export_data import LONG, one_line
+from tests.contract.test_export_data import LONG, one_line, server  # noqa: F401 - the fixture
 from tests.storage.gcs import gcs_bucket  # noqa: F401
 
 pytest.importorskip("adbc_driver_postgresql", reason="adbc_driver_postgresql is not installed")
@@ -26,7 +26,7 @@ def change_batches(monkeypatch, change) -> None:
     monkeypatch.setattr(SelectedRows, "batches", lambda self: change(batches(self)))
 
 
-def test_export_counts_and_reads_one_snapshot(server, tmp_path, monkeypatch):
+def test_export_counts_and_reads_one_snapshot(server, tmp_path, monkeypatch):  # noqa: F811
     server.run_sql("DROP TABLE IF EXISTS busy; CREATE TABLE busy AS SELECT * FROM bars WHERE symbol = 'ES=F'")
     before = export_data(server.source(), tmp_path / "before.parquet", table="busy")
 
@@ -47,7 +47,7 @@ def test_export_counts_and_reads_one_snapshot(server, tmp_path, monkeypatch):
      lambda batch: pyarrow.concat_batches([batch, batch.slice(5, 1)])],
     ids=["no first row", "no last row", "no rows", "one row twice"],
 )  # fmt: skip
-def test_export_that_loses_or_repeats_a_row_is_refused_and_the_older_file_stays(server, tmp_path, monkeypatch, change):
+def test_export_that_loses_or_repeats_a_row_is_refused_and_the_older_file_stays(server, tmp_path, monkeypatch, change):  # noqa: F811
     path = tmp_path / "bars.parquet"
     path.write_bytes(b"older")
     change_batches(monkeypatch, lambda batches: map(change, batches))
@@ -57,7 +57,7 @@ def test_export_that_loses_or_repeats_a_row_is_refused_and_the_older_file_stays(
     assert path.read_bytes() == b"older" and list(tmp_path.iterdir()) == [path]
 
 
-def test_export_of_ended_backend_is_one_line_and_leaves_no_file(server, tmp_path, monkeypatch):
+def test_export_of_ended_backend_is_one_line_and_leaves_no_file(server, tmp_path, monkeypatch):  # noqa: F811
     def change(batches):
         for batch in batches:
             server.run_sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "

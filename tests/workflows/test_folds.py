@@ -81,6 +81,13 @@ def test_fold_plan_purges_labels_and_embargoes_windows_around_test_blocks(prepar
                 assert scheme.startswith(("purged", "comb")) or not len(after)
 
 
+def test_fold_plan_rolling_window_keeps_last_rows_of_given_length(prepared):
+    data = prepared[1]
+    whole, plan = plan_of(data, "walk_forward_expanding"), plan_of(data, "walk_forward_rolling", window=300)
+    for (train, test), (all_before, same) in zip(plan.folds, whole.folds, strict=True):
+        assert train.tolist() == all_before[-300:].tolist() and test.tolist() == same.tolist()
+
+
 def test_fold_plan_limit_is_shared_by_folds_and_of_training_rows_only(prepared):
     data = prepared[1]
     for scheme in SCHEMES:

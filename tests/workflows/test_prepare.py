@@ -99,6 +99,20 @@ def place(tmp_path, monkeypatch) -> Workspace:
     return Workspace(tmp_path / "here")
 
 
+def test_prepare_after_one_changed_price_equals_a_fresh_prepare(place, tmp_path):
+    raw(place, BARS)
+    first = pipeline.prepare(place, "MES", (5,), settings=SMALL_DATA)
+    bars = BARS.copy()
+    bars.iloc[4000, bars.columns.get_loc("high")] += 1.0
+    raw(place, bars)
+    assert pipeline.prepare(place, "MES", (5,), settings=SMALL_DATA).fingerprint != first.fingerprint
+    elsewhere = Workspace(tmp_path / "there")
+    raw(elsewhere, bars)
+    pipeline.prepare(elsewhere, "MES", (5,), settings=SMALL_DATA)
+    stores = [DatasetStore.current(one.processed("MES")) for one in (place, elsewhere)]
+    assert stores[0].files == stores[1].files
+
+
 def test_prepare_added_horizon_reuses_stored_features(place, monkeypatch):
     raw(place, BARS)
     pipeline.prepare(place, "MES", (5,), settings=SMALL_DATA)
