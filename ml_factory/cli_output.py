@@ -11,18 +11,19 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ml_factory.models.registry import find_model_spec
+from ml_factory.process_identity import process_rank
 from ml_factory.progress import Heartbeat, ProgressPhase, format_duration, report_progress_to
 
 stderr_console = Console(stderr=True, highlight=False)
 
 
 @contextmanager
-def cli_progress_bars(as_json: bool, console: Console = stderr_console, *, what: str = "working") -> Iterator[None]:
-    """Show a progress bar per phase on a terminal, else a line every few seconds; nothing with JSON output.
+def cli_progress_bars(what: str = "working", console: Console = stderr_console) -> Iterator[None]:
+    """Show a progress bar per phase on a terminal, else a line every few seconds; of several processes rank 0 does.
 
     what : the work as a whole, whose seconds continue between the phases.
     """
-    if as_json:
+    if process_rank() > 0:
         yield
         return
     if not console.is_terminal:
@@ -57,26 +58,26 @@ class StderrHandler(logging.Handler):
 
 
 @contextmanager
-def cli_training_progress(model: str, as_json: bool) -> Iterator[Callable[[int, dict], None]]:
+def cli_training_progress(model: str) -> Iterator[Callable[[int, dict], None]]:
     """Yield the epoch callback of a training: a line per epoch of a network, none per block of a booster."""
-    with cli_progress_bars(as_json, what=f"training {model}"):
+    with cli_progress_bars(f"training {model}"):
 
         def show(epoch: int, metrics: dict) -> None:
             named = {name: value for name, value in metrics.items() if name != "seconds" and value is not None}
-            losses = " ".join(f"{name} {value:.4f}" for name, value in named.items())
-            stderr_console.print(f"training {model}: {epoch} {losses}")
+            print_status(f"training {model}: {epoch} " + " ".join(f"{name} {one:.4f}" for name, one in named.items()))
 
-        yield (lambda *_: None) if as_json or not find_model_spec(model).windowed else show
+        yield show if find_model_spec(model).windowed else lambda *_: None
 
 
-def cli_status_printer(as_json: bool):
-    """Return the function that prints a run's status line; with JSON output it prints nothing."""
-    return (lambda line: None) if as_json else stderr_console.print
+def print_status(line: str) -> None:
+    """Print a line on standard error; of several processes rank 0 does."""
+    if process_rank() == 0:
+        stderr_console.print(line)
 
 
 def run_verb(as_json: bool, what: str, work: Callable[[], Any]) -> Any:
     """Do the work under progress bars, and print the result, which is returned."""
-    with cli_progress_bars(as_json, what=what):
+    with cli_progress_bars(what):
         result = work()
     print_cli_result(result, as_json)
     return result

@@ -200,27 +200,6 @@ def test_save_checkpoint_in_callback_keeps_state_despite_later_array_changes(pre
     assert state["epoch"] == 3 and (state["array"] == 3).all() and len(state["losses"]) == 1
 
 
-@pytest.mark.parametrize(("model", "minutes"), [("xgboost", ""), ("lstm", "0")])
-def test_train_interrupted_and_resumed_equals_uninterrupted(model, minutes, finished, prepared, monkeypatch):
-    """With the usual timer only the first epoch was saved when the second was interrupted."""
-    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", minutes)
-    with pytest.raises(Killed):
-        train(prepared, model, callbacks=(kill_after(2),))
-    assert not ArtifactRegistry(prepared.models).list("DEMO")
-    received = []
-    again = train(prepared, model, callbacks=(lambda epoch, metrics: received.append(epoch),))
-    saved = 2 if minutes else 1
-    assert again.resumed_from == saved and received == list(range(saved + 1, 4)) and again.exact
-    went_on = f"{'epoch' if model == 'lstm' else 'block'} {saved}"
-    assert f"resumed after {went_on}," in again.summary()
-    assert again.origin.loc["resumed from", "value"] == went_on
-    whole = train(finished, model)
-    assert (again.artifact_hash, again.predictions_hash) == (whole.artifact_hash, whole.predictions_hash)
-    log = read_log(prepared.results / "DEMO" / again.run_id / "log")
-    assert list(log["step"]) == [1, 2, 3]
-    assert np.array_equal(log["train_loss"], whole.history["train_loss"])
-
-
 @pytest.mark.parametrize("model", ["xgboost", "lstm"])
 def test_train_killed_between_save_and_log_logs_epoch_once(model, prepared, monkeypatch):
     """The log has that epoch once, all the same."""

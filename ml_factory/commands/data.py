@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from ml_factory.argument_checks import CALENDARS, DEFAULT_HORIZONS, LABEL_KINDS
-from ml_factory.cli_output import cli_progress_bars, cli_status_printer, print_json, run_verb
+from ml_factory.cli_output import cli_progress_bars, print_json, print_status, run_verb
 from ml_factory.commands.options import (
     BarFile,
     Config,
@@ -97,7 +97,7 @@ def prepare(
         "labels.session_end": "span" if span else None, "calendar": calendar, "tick": tick, "roll.by": roll,
     }  # fmt: skip
     values = {name: value for name, value in values.items() if value is not None} | parse_settings(setting)
-    with cli_progress_bars(market.as_json, what=f"preparing {symbol}"):
+    with cli_progress_bars(f"preparing {symbol}"):
         of_roll = {name: values.pop(name) for name in list(values) if name.startswith("roll.")}
         settings, rolled = settings_module.settings_with_values(settings_module.DataSpec(), values), _roll_spec(of_roll)
         _print_own_features(settings.features.custom, market)
@@ -128,12 +128,11 @@ def _print_own_features(used: Sequence[str], market: FeatureMarket) -> None:
     """Print one line on the features that are not built-in: those prepared, and those imported but left out."""
     names = [name.partition("#")[0] for name in used]
     left_out = [name for name in custom.registered_feature_names() if name not in names] if market.own_modules else []
-    show = cli_status_printer(market.as_json)
     if names:
-        show(custom.own_features_line(names))
+        print_status(custom.own_features_line(names))
     if left_out:
         example = ",".join(f'"{name}"' for name in [*names, *left_out])
-        show(f"imported, not prepared: {', '.join(left_out)}; add --set 'features.custom=[{example}]'")
+        print_status(f"imported, not prepared: {', '.join(left_out)}; add --set 'features.custom=[{example}]'")
 
 
 def audit(

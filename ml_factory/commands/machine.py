@@ -100,7 +100,7 @@ def tracking(action: str, *, run: str, market: Market = Market(), offline: bool 
         raise SettingsError("Unknown action", where="tracking", got=action, wanted="replay")
     results = market.open().results
     folder = stored_path(results / check_symbol(market.symbol), Path(run).name, "log", inside=results)
-    with cli_progress_bars(market.as_json, what="uploading to W&B"):
+    with cli_progress_bars("uploading to W&B"):
         sent = recovery.replay_log_to_wandb(folder, mirror="offline" if offline else "auto")
     if market.as_json:
         print_json(sent)
@@ -124,7 +124,7 @@ def run(
     path = find_suite_notebook(notebook)
     workspace = Workspace(place.workspace or given.get("WORKSPACE", ""))
     given["WORKSPACE"] = workspace.address
-    with cli_progress_bars(place.as_json, what=path.name):
+    with cli_progress_bars(path.name):
         written = run_suite_notebook(path, out or stored_path(workspace.results, "notebooks", path.name), given)
     workspace.push()
     print_json({"notebook": str(written)}) if place.as_json else print(written)
@@ -141,7 +141,7 @@ def suite(
     symbol, quick = market.symbol, quick_from_environment(quick)
     place = market.check((horizon,), seed=seed, data=file.data, make=True)
     if file.data is not None:
-        with cli_progress_bars(market.as_json, what=f"preparing {symbol}"):
+        with cli_progress_bars(f"preparing {symbol}"):
             settings = settings_module.DataSpec(bars=validation.RawBarSpec(**file.raw_bar_spec_fields()))
             pipeline.prepare(place, symbol, (horizon,), data=file.data, settings=settings)
     given = {"SYMBOL": symbol, "HORIZON": str(horizon), "SEED": str(seed), "QUICK": str(quick), "FRESH": str(fresh)}
@@ -151,7 +151,7 @@ def suite(
         seconds[name] = took
         stderr_console.print(f"{name:24} {took:6.1f} s")
 
-    with cli_progress_bars(market.as_json, what="notebooks"):
+    with cli_progress_bars("notebooks"):
         written = run_notebook_suite(place, given, done)
         found = pipeline.evaluate(place, symbol, horizon)
         answer = suite_answer.suite_answer(place, found)

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from ml_factory.argument_checks import DEMO, DEMOS, check_file_exists, check_horizon, check_seed, quick_from_environment
-from ml_factory.cli_output import cli_status_printer
+from ml_factory.cli_output import print_status
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
 from ml_factory.models.registry import available_models, find_model_spec
 from ml_factory.models.setting_names import parse_setting_value
@@ -139,11 +139,11 @@ class RunFlags:
     run: str = ""
     setting: Setting = ()
 
-    def pipeline_arguments(self, as_json: bool) -> dict[str, Any]:
+    def pipeline_arguments(self) -> dict[str, Any]:
         """Return the keyword arguments of a pipeline function, without the model's settings."""
         return {
             "seed": self.seed, "quick": quick_from_environment(self.quick), "fresh": self.fresh, "run": self.run,
-            "uncertified": self.uncertified, "on_status": cli_status_printer(as_json),
+            "uncertified": self.uncertified, "on_status": print_status,
         }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from ml_factory.argument_checks import check_file_exists, check_seed
-from ml_factory.cli_output import cli_progress_bars, cli_status_printer, print_json, stderr_console
+from ml_factory.cli_output import cli_progress_bars, print_json, print_status, stderr_console
 from ml_factory.commands.options import AT_LEAST_0, AT_LEAST_1, Fresh, Json, Place, Seed
 from ml_factory.errors import SettingsError
 from ml_factory.lazy_module import LazyModule, check_packages_installed
@@ -124,7 +124,7 @@ def resnet50(
         load_file=load_chkpt_dir, load_object=load_chkpt_file,
     )  # fmt: skip
     emit = stderr_console.out if place.as_json else print
-    with cli_progress_bars(place.as_json or process_rank() > 0, what="training resnet50"):
+    with cli_progress_bars("training resnet50"):
         facts = resnet50_file.train_resnet50(Workspace(place.workspace), settings, fresh=fresh, emit=emit)
     if place.as_json:
         print_json(facts)
@@ -211,9 +211,8 @@ def sdce(
     """
     flags = {name: value for name, value in locals().items() if name not in ("config", "fresh", "as_json")}
     settings = sdce_run.sdce_settings(config, flags)
-    quiet = as_json or process_rank() > 0
-    with cli_progress_bars(quiet, what="training sdce"):
-        result = sdce_run.run_sdce(settings, fresh=fresh, on_status=cli_status_printer(quiet))
+    with cli_progress_bars("training sdce"):
+        result = sdce_run.run_sdce(settings, fresh=fresh, on_status=print_status)
     if result and not process_rank():
         print_json(result) if as_json else print(sdce_run.summary(result))
 
@@ -266,9 +265,8 @@ def t5(
         training, data, train, validation, test, validation_share, test_share, 2000 if fake_data else 0, model,
         from_scratch, vocabulary, max_length,
     )  # fmt: skip
-    quiet = place.as_json or process_rank() > 0
-    with cli_progress_bars(quiet, what="training t5"):
-        facts = t5_file.run_t5(Workspace(place.workspace), settings, fresh=fresh, on_status=cli_status_printer(quiet))
+    with cli_progress_bars("training t5"):
+        facts = t5_file.run_t5(Workspace(place.workspace), settings, fresh=fresh, on_status=print_status)
     if facts and not process_rank():
         print_json(facts) if place.as_json else print(t5_file.summary(facts))
 
@@ -295,8 +293,6 @@ def compress(
     settings = compress_file.CompressionSettings(
         model, methods, recovery_epochs, recovery_rate, rounds, device, threads
     )
-    with cli_progress_bars(place.as_json, what="compressing"):
-        facts = compress_file.run_compress(
-            Workspace(place.workspace), settings, fresh=fresh, on_status=cli_status_printer(place.as_json)
-        )
+    with cli_progress_bars("compressing"):
+        facts = compress_file.run_compress(Workspace(place.workspace), settings, fresh=fresh, on_status=print_status)
     print_json(facts) if place.as_json else print(compress_file.summary(facts))

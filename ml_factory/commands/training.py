@@ -46,10 +46,10 @@ def train(
     place = market.check((horizon,), models=(model,), seed=run.seed, prepared=True)
     further = process_rank() > 0  # of several processes rank 0 prints
     settings = parse_settings(run.setting)
-    with cli_training_progress(model, market.as_json or further) as on_epoch:
+    with cli_training_progress(model) as on_epoch:
         result = pipeline.train(
             place, market.symbol, horizon, model, model_settings=settings, callbacks=(on_epoch,),
-            **run.pipeline_arguments(market.as_json),
+            **run.pipeline_arguments(),
         )  # fmt: skip
     if not further:
         print_cli_result(result, market.as_json)
@@ -72,7 +72,7 @@ def cross_validate(
     settings = parse_settings(run.setting)
     run_verb(market.as_json, f"cross-validating {model}", lambda: pipeline.cross_validate(
         place, market.symbol, horizon, model, model_settings=settings,
-        scheme=schemes.FoldSchemeSpec(scheme, folds, test_blocks, window), **run.pipeline_arguments(market.as_json),
+        scheme=schemes.FoldSchemeSpec(scheme, folds, test_blocks, window), **run.pipeline_arguments(),
     ))  # fmt: skip
 
 
@@ -89,7 +89,7 @@ def stack(
     settings = split_settings_by_model(base_model, parse_settings(run.setting), "--set")
     run_verb(market.as_json, f"stacking {', '.join(base_model)}", lambda: pipeline.stack(
         place, market.symbol, horizon, base_model, folds=folds, model_settings=settings,
-        **run.pipeline_arguments(market.as_json),
+        **run.pipeline_arguments(),
     ))  # fmt: skip
 
 
@@ -146,16 +146,13 @@ def backtest(
         overnight: Hold positions over the end of a session.
     """
     place = market.check((horizon,), models=(model,))
-    limits = {
-        "least_edge": least_edge or 0.0,
-        "daily_loss_limit": daily_loss_limit,
-        "flat_at_session_end": not overnight,
-    }
     by_hand = least_edge is not None or daily_loss_limit is not None or overnight
     run_verb(market.as_json, f"trading {model}", lambda: pipeline.backtest(
         place, market.symbol, horizon, model, costs=trading.CostSpec(spread, slippage), run_id=run,
         contract=trading.contract_spec(market.symbol, file=contracts) if contracts else None,
-        rule=trading.TradingRule(**limits) if by_hand else None,
+        rule=trading.TradingRule(
+            least_edge=least_edge or 0.0, daily_loss_limit=daily_loss_limit, flat_at_session_end=not overnight
+        ) if by_hand else None,
     ))  # fmt: skip
 
 

@@ -136,16 +136,14 @@ class _Child:
         paths = [str(_ROOT), *([] if "://" not in address else filter(None, sys.path))]
         self.process = start_python_process(
             ["-I", "-S", "-c", _START, os.pathsep.join(paths), os.getpid(), address],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,  # what a fork copies would be sent twice
         )  # fmt: skip
         self._pipes += [self.process.stdin, self.process.stdout]
 
     def call(self, request: list) -> dict:
         """Send one request; return the answer. Raises OSError where none comes."""
         try:
-            requests = self._pipes[0]
-            requests.write(json.dumps(request).encode() + b"\n")
-            requests.flush()
+            self._pipes[0].write(json.dumps(request).encode() + b"\n")
             while (line := self._next_line()) == b"{}":
                 pass
             return json.loads(line)
@@ -214,11 +212,8 @@ def serve(parent: int, address: str) -> None:
             facts["next_step"] = error.next_step
             answer = {"error": error.what, "kind": type(error).__name__, "facts": facts}
         except Exception as error:  # noqa: BLE001 - memory, a NUL: without an answer the remote would seem dead
-            answer = {
-                "error": f"{type(error).__name__}: {error}",
-                "kind": "WorkspaceError",
-                "facts": {"where": address},
-            }
+            what = f"{type(error).__name__}: {error}"
+            answer = {"error": what, "kind": "WorkspaceError", "facts": {"where": address}}
         answers.write(json.dumps(answer).encode() + b"\n")
     os._exit(0)
 

@@ -63,7 +63,7 @@ def prove_store(
 
 
 def find_certificates(store: DatasetStore, horizons: Sequence[int], form: str) -> dict[int, Certificate]:
-    """Return the certificates of these horizons where each is of this code, passed, and of this form; {} otherwise."""
+    """Return the certificates of these horizons where each is of this code, passed, and as strong; {} otherwise."""
     code, folder = certified_code_hash(), store.folder.parent
     found = {horizon: read_certificate(certificate_path(folder, store.fingerprint, horizon)) for horizon in horizons}
     proved = all(

@@ -37,7 +37,7 @@ WORKS = {
     "./setup_tpu_training.sh setup": "tpu",
     "./setup_tpu_training.sh cleanup": "tpu",
     "python scripts/export_training_data.py --output data/training_set.parquet":
-        "tests/workflows/test_export_data.py::test_script_of_the_guide_exports_only_table_of_database_url",
+        "tests/contract/test_export_data.py::test_script_of_the_guide_exports_only_table_of_database_url",
     'papermill 02_train_tabular.ipynb output.ipynb -p SYMBOL "MES" -p HORIZON 20 -p MODEL "xgboost"':
         "tests/contract/test_guides.py::test_guide_papermill_parameters_pass_notebook_check",
 }  # fmt: skip

@@ -12,8 +12,8 @@ from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import NotPreparedError
 from ml_factory.features import custom
-from ml_factory.leakage.certificate import certificate_path, read_certificate
-from ml_factory.settings import DataSpec
+from ml_factory.leakage.certificate import certificate_path, read_certificate, write_certificate
+from ml_factory.settings import DataSpec, certified_code_hash
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import audit, audit_files, build, load_prepared, prepare
 from ml_factory.workflows.load_prepared import load_dataset
@@ -47,6 +47,9 @@ def test_train_without_certificate_raises_unless_uncertified(prepared):
     assert "none: uncertified" in trained.report_path.read_text()
     again = pipeline.prepare(prepared, "DEMO", (5,), settings=SMALL_DATA)
     assert again.reused and again.proof == "quick, 10 cuts"  # prepare proves what lacks a proof
+    write_certificate(prepared.processed("DEMO"), replace(certificate_of(prepared), code="0" * 64))
+    pipeline.prepare(prepared, "DEMO", (5,), settings=SMALL_DATA)  # and what other code proved
+    assert certificate_of(prepared).code == certified_code_hash()
 
 
 def test_cli_audit_with_leaky_feature_names_leak_and_exits_1(prepared, monkeypatch, capsys):
