@@ -226,6 +226,8 @@ def test_cli_doctor_with_unusable_workspace_exits_1_in_one_line(call, tmp_path, 
     (tmp_path / "file").write_text("here already")
     code, out, err = call("doctor", "--workspace", tmp_path / "file")
     assert code == 1 and str(tmp_path / "file") in one_line(code, out, err)
+    code, out, err = call("doctor", "--workspace", tmp_path / "typo")
+    assert code == 1 and "No such workspace" in one_line(code, out, err) and not (tmp_path / "typo").exists()
     code, out, err = call("doctor", "--workspace", "gs://absent/prefix")
     assert code == 1 and "absent" in one_line(code, out, err)
     assert not [record for record in caplog.records if record.name == "gcsfs"]  # a page of frames beside that line

@@ -39,7 +39,7 @@ suite_answer = LazyModule("ml_factory.workflows.suite_answer")
 
 def doctor(*, place: Place = Place()) -> None:
     """Check this machine and this workspace. Example: `python -m ml_factory doctor`"""
-    workspace = Workspace(place.workspace)
+    workspace = place.open()
     if not place.as_json:  # before imports that take seconds
         print(f"ml_factory {__version__} on Python {platform.python_version()}, checking ...", flush=True)
     checks = doctor_of.run_doctor_checks(workspace)

@@ -1,7 +1,7 @@
 """Verbs that train and use models: train, cross-validate, stack, evaluate, and those that take what they made."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -120,11 +120,14 @@ def leaderboard(*, place: Place = Place(), symbol: Texts = (), horizon: Horizons
         symbol: Several times; empty: all.
         out: CSV file to write the table to.
     """
-    result = run_verb(
-        place.as_json, "comparing", lambda: pipeline.leaderboard(place.open(), symbol or None, horizon or None)
-    )
-    if out is not None:
-        files.write(out, result.frame.to_csv(index=False).encode())
+
+    def compared() -> Any:
+        result = pipeline.leaderboard(place.open(), symbol or None, horizon or None)
+        if out is not None:
+            files.write(out, result.frame.to_csv(index=False).encode())
+        return result
+
+    run_verb(place.as_json, "comparing", compared)
 
 
 def backtest(

@@ -38,7 +38,14 @@ from ml_factory.training.spec import TrainSpec
 from ml_factory.workflows.train_ranks import worker_rank
 
 RESULT = "result.json"
-CODE = ("recipes", "training", "seeding.py")  # whose numbers a run holds
+_T5 = ("t5", "labelled_text", "language_models")
+# The modules of this folder whose numbers a run of a recipe holds, beside those of `training` and seeding.py.
+MODULES = {
+    "resnet50": ("resnet50", "images", "shards", "shard_writer"),
+    "sdce": ("sdce_run", "sdce", "surrogate", "language_models", "text"),
+    "t5": _T5,
+    "compress": ("compress", *_T5),
+}
 
 
 @dataclass(frozen=True)
@@ -103,12 +110,14 @@ class RecipeRun:
 
 def _read_only(phase: PhaseCheckpoints) -> SimpleNamespace:
     """Return the checkpoints of a host that is not the first: it resumes from those of the first, and saves none."""
-    found = phase.latest()
-    if found is not None:
-        found["state"].pop("carried", None)
-    return SimpleNamespace(
-        load=lambda: found, due=lambda: False, due_in=lambda: float("inf"), save=lambda *_, **__: None
-    )
+
+    def load() -> dict[str, Any] | None:
+        found = phase.latest()
+        if found is not None:
+            found["state"].pop("carried", None)
+        return found
+
+    return SimpleNamespace(load=load, due=lambda: False, due_in=lambda: float("inf"), save=lambda *_, **__: None)
 
 
 def agree_on_run(
@@ -117,7 +126,8 @@ def agree_on_run(
     """Return the newest run of these settings and this code, or with `fresh` a new one, and its result where it is
     finished: the same in every process.
     """
-    digest = fingerprint_json({**identity, "code": source_hash(CODE)})[:12]
+    code = source_hash(("training", "seeding.py", *(f"recipes/{one}.py" for one in MODULES[name])))
+    digest = fingerprint_json({**identity, "code": code})[:12]
     run = newest_run_folder(workspace.results / name, f"{name}-{digest}", fresh)
     done = files.read_json(run.folder / RESULT) if run.ended else None
     agreed = processes.broadcast({"run_id": run.run_id, "done": done}) or {}
@@ -195,6 +205,14 @@ def tpu_host() -> int:
         raise SettingsError("A host of a TPU slice cannot have this number", where="TPU_PROCESS_ID", got=number,
                             wanted=f"0 to TPU_PROCESS_COUNT - 1, which is {count or 'not set'}")  # fmt: skip
     return int(number)
+
+
+def check_number_of_hosts(hosts: int) -> None:
+    """Raise SettingsError where TPU_PROCESS_COUNT is another number than these hosts; 1 is any number."""
+    count = os.environ.get("TPU_PROCESS_COUNT", "").strip()
+    if count and hosts > 1 and count != str(hosts):
+        raise SettingsError("Two numbers of hosts", where="tpu_num_hosts", got=hosts,
+                            wanted=f"{count}, as TPU_PROCESS_COUNT has it")  # fmt: skip
 
 
 def root_of_output(output_dir: str) -> str:

@@ -18,6 +18,7 @@ from ml_factory.lazy_module import LazyModule
 from ml_factory.process_identity import wants_bfloat16
 from ml_factory.recipes.language_models import DTYPES, LanguageModel, load_causal_model
 from ml_factory.recipes.run import (
+    check_number_of_hosts,
     is_writing_process,
     open_recipe_run,
     root_of_output,
@@ -270,6 +271,7 @@ def summary(result: dict[str, Any]) -> str:
 
 def _training_spec(given: SdceSettings) -> tuple[TrainSpec, Device]:
     """Return the settings of the loop, with the batch of all devices together, and the device."""
+    check_number_of_hosts(given.tpu_num_hosts)
     common = {"device": DEVICES[given.device], "precision": given.precision, "threads": given.threads}
     device, accumulate = pick_device(TrainSpec(**common)), given.gradient_accumulation_steps
     spec = TrainSpec(

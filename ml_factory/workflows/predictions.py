@@ -63,7 +63,8 @@ def predict(
     run : run id of the model; "" for the newest.
 
     The result has `frame`, as in the file at `path`: index known_at; p_short, p_neutral, p_long (of meta-labels `side`
-    too), split and run_id; `choice`, why this run's model was taken, in words; and `frame_hash`.
+    too), split and run_id; `choice`, why this run's model was taken, in words; `frame_hash`; and
+    `rows_without_probability`, with too few rows before them in their segment (meta-labels: None).
     """
     started, workspace = time.perf_counter(), Workspace(workspace)
     artifact = find_artifact_to_predict(workspace, check_symbol(symbol), check_horizon(horizon), model, run)
@@ -73,19 +74,20 @@ def predict(
     write_prediction_frame(path, frame)
     run_id, choice = artifact.facts["run_id"], describe_run_choice(workspace, artifact, run)
     counts, seconds = frame["split"].value_counts(sort=False), time.perf_counter() - started
+    lacking = None if "side" in frame else len(rows) - len(frame)
     lines = [
         f"{model} on {symbol}, run {run_id} ({choice}): {len(frame):,} rows, {frame.index[0]} to {frame.index[-1]}, "
         f"{seconds:.1f} s",
         f"  by split: {', '.join(f'{name} {count:,}' for name, count in counts.items())}",
         f"  {path}",
     ]
-    if len(rows) > len(frame) and "side" not in frame:
-        lines.insert(2, f"  without a probability: {len(rows) - len(frame):,} of {len(rows):,} rows: {model} reads a "
-                        "window of rows of one session, and they have too few before them in theirs")  # fmt: skip
+    if lacking:
+        lines.insert(2, f"  without a probability: {lacking:,} of {len(rows):,} rows: {model} reads a "
+                        "window of rows of one segment, and they have too few before them in theirs")  # fmt: skip
     return Result(
         lines, figure=lambda: plots.plot_probabilities(frame, close), also={"frame": frame}, symbol=symbol,
-        horizon=horizon, model=model, run_id=run_id, choice=choice, rows=len(frame), path=path,
-        frame_hash=files.sha256(path), seconds=seconds,
+        horizon=horizon, model=model, run_id=run_id, choice=choice, rows=len(frame), rows_without_probability=lacking,
+        path=path, frame_hash=files.sha256(path), seconds=seconds,
     )  # fmt: skip
 
 

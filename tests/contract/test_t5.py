@@ -1,6 +1,7 @@
 """recipe t5: generation, scores; trained, killed, resumed to the same bits, evaluated, written."""
 
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,24 @@ def test_padding_changes_no_loss(network):
 def whole(tmp_path_factory):
     """An uninterrupted run."""
     return trained_t5(tmp_path_factory.mktemp("whole"), t5_settings())
+
+
+def test_killed_in_mid_epoch_and_resumed_equals_uninterrupted_to_the_bit(whole, tmp_path, monkeypatch):
+    loss, calls = t5.label_loss, count(1)
+
+    def dying(*given):
+        if next(calls) in (4, 13):  # in the first epoch, and in the second
+            raise KeyboardInterrupt
+        return loss(*given)
+
+    monkeypatch.setattr(t5, "label_loss", dying)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            trained(tmp_path, settings_of())
+    resumed = trained(tmp_path, settings_of())
+    assert resumed["resumed_step"] and resumed["exact"] and not resumed["inexact"]
+    ours, theirs = ((Path(one["folder"]) / "model" / "model.safetensors").read_bytes() for one in (resumed, whole))
+    assert ours == theirs and resumed["interval"] == whole["interval"]
 
 
 def test_run_learns_and_writes_predictions_results_and_pictures(whole):

@@ -42,6 +42,7 @@ def test_bundle_predict_equals_frame_of_pipeline_predict(trained, bundle_file, r
         predicted = pipeline.predict(trained, "DEMO", H, model, all_rows=all_rows)
         # the test rows lie within one session
         assert ("without a probability" in predicted.summary()) == (all_rows and model in ("lstm", "stack"))
+        assert (predicted.rows_without_probability > 0) == ("without a probability" in predicted.summary())
         wanted = predicted.frame
         got = bundle.predict(raw_bars, all_rows=all_rows)
         pd.testing.assert_frame_equal(got, wanted, check_exact=True)
@@ -203,6 +204,10 @@ def test_export_bundle_writes_card_of_the_same_facts(trained, tmp_path, call):
     bundle, card = Bundle.load(paths["bundle"]), Path(paths["card"]).read_text(encoding="utf-8")
     facts = bundle.description
     assert card == bundle.card and {p.name for p in tmp_path.iterdir()} == {"DEMO-h5-stack.bundle", "DEMO-h5-stack.md"}
+    settings = {name: SETTINGS[name] for name in ("xgboost", "lstm")}
+    own = pipeline.stack(trained, "DEMO", H, tuple(settings), folds=2, mirror="off", model_settings=settings).metrics
+    for stored, row in zip(facts["metrics"], own.to_dict("records"), strict=True):
+        assert stored == {name: row[name] for name in stored}
     for text in (
         facts["run_id"],
         "tick 0.25",

@@ -140,3 +140,12 @@ def test_sdce_relative_output_of_a_worker_lies_in_its_bucket(monkeypatch):
     assert root_of_output("gs://other/x") == "gs://other/x" and root_of_output("/tmp/x") == "/tmp/x"
     with pytest.raises(SettingsError, match="leads out of the bucket"):
         root_of_output("../x")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "says"), [(1, "absent"), (2, r"Two numbers of hosts \[tpu_num_hosts\]\. got 2, wanted 4"), (4, "absent")]
+)
+def test_sdce_two_numbers_of_hosts_are_refused(hosts, says, monkeypatch):
+    monkeypatch.setenv("TPU_PROCESS_COUNT", "4")
+    with pytest.raises(FactoryError, match=says):
+        sdce_run.run_sdce(SdceSettings(dataset="./absent.txt", device="cpu", tpu_num_hosts=hosts))

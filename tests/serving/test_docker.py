@@ -56,13 +56,14 @@ def test_dockerfile_of_service_runs_as_other_user_with_health_check_and_without_
     assert [word for word, _ in stage].index("USER") < [word for word, _ in stage].index("CMD")
     (port,) = [rest for word, rest in stage if word == "EXPOSE"]
     environment = dict(one.split("=", 1) for word, rest in stage if word == "ENV" for one in shlex.split(rest))
-    assert environment["PORT"] == port == "8080" and environment["AWS_LWA_READINESS_CHECK_PATH"] == "/health"
+    assert environment["PORT"] == port == "8080"
     (check,) = [rest for word, rest in stage if word == "HEALTHCHECK"]
     compile(json.loads(check.split("CMD ")[1])[-1], "health check", "exec")
     assert "/health" in check
     words = shlex.split(json.loads(next(rest for word, rest in stage if word == "CMD"))[-1])
     arguments = cli.app[words[words.index("ml_factory") + 1]].assemble_argument_collection()
     assert {word for word in words if word.startswith("--")} <= {name for one in arguments for name in one.names}
+    assert words[words.index("--port") + 1] == "$PORT" and words[words.index("--host") + 1] == "0.0.0.0"
     runs = " ".join(rest for word, rest in stage if word == "RUN")
     assert not re.search(r"\b(apt|apt-get|gcc|build-essential|pip|make|curl)\b", runs)
     assert stage[0][1].split()[0].endswith("-slim-bookworm")

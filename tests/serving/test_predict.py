@@ -2,7 +2,10 @@
 
 import json
 import re
+import signal
 import socket
+import time
+from contextlib import suppress
 
 import pandas as pd
 import pytest
@@ -10,7 +13,7 @@ from pydantic import ValidationError
 
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.metrics import PROBABILITIES as P
-from ml_factory.serving.app import KEY_VARIABLE, check_service_address, parse_api_key
+from ml_factory.serving.app import KEY_VARIABLE, _listen, check_service_address, parse_api_key
 from ml_factory.serving.schemas import PredictRequest
 from tests.serving.conftest import columns_of, list_of, running_server
 
@@ -114,6 +117,41 @@ def test_requests_that_name_another_host_are_refused(client, server):
         ({"Host": f"evil.example:{port}"}, 400), ({"Host": f"localhost:{port}"}, 200), ({}, 200),
     ):  # fmt: skip
         assert client.get("/info", headers=headers).status_code == status, headers
+
+
+def test_server_finishes_request_in_flight_before_it_stops(made):
+    with running_server(made.bundles["DEMO", "xgboost"]) as server:
+        address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
+        body = json.dumps({"bars": columns_of(made.bars["DEMO"]), "live": False}).encode()
+        head = "POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(body)}\r\n\r\n"
+        with socket.create_connection(address, timeout=60) as sender:
+            sender.sendall(head.encode() + body[:-100])
+            with server.client() as other:
+                assert other.get("/health").status_code == 200
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.5)
+            sender.sendall(body[-100:])
+            received = b""
+            while piece := sender.recv(1 << 16):
+                received += piece
+        assert received.startswith(b"HTTP/1.1 200") and b'"p_long":' in received
+        assert server.process.wait(60) == 0
+
+
+def test_body_in_chunks_beyond_limit_is_refused_with_413(server):
+    head = b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=60) as sender:
+        sender.sendall(head)
+        with suppress(OSError):  # refused before everything was sent
+            for _ in range(5):
+                sender.sendall(b"200000\r\n" + b" " * 0x200000 + b"\r\n")
+        assert sender.recv(12) == b"HTTP/1.1 413"
+
+
+def test_connections_to_the_server_are_answered_without_the_delay_of_nagle():
+    with _listen("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP  # asyncio turns the delay off on such sockets alone
 
 
 @pytest.mark.parametrize("text", ["two words", "two\nlines", "a\tb", "schl\u00fcssel", "a\x00b"])

@@ -1,4 +1,4 @@
-"""Prepared data that several files only read, or add runs to."""
+"""Prepared data that several files read, each its own: some add runs to it."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from ml_factory.workflows.prepared_dataset import PreparedDataset
 from tests.small_data import SMALL_DATA
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def sixteen_days(tmp_path_factory) -> tuple[Workspace, PreparedDataset]:
     """A market with an edge, prepared for labels of ten bars."""
     workspace = Workspace(tmp_path_factory.mktemp("sixteen"))

@@ -59,6 +59,16 @@ def test_audit_of_honest_training_passes(data, model, rows):
     assert training(audit_runs.sample_rows(data, rows), model, None) == []
 
 
+def stops_on_test_rows(patch):
+    honest = train_module.build_untrained_model
+
+    def spoilt(data, spec):
+        model, train, _, limited = honest(data, spec)
+        return model, train, data.splits["test"], limited
+
+    patch.setattr(train_module, "build_untrained_model", spoilt)
+
+
 def learns_from_a_test_row(patch):
     honest = train_module.build_untrained_model
 
@@ -107,10 +117,11 @@ def forecasts_tempered_by_outcomes(patch):
     patch.setattr(predictions, "predict_features", tempered)
 
 
-@pytest.mark.soak_except("learns_from", "prior_of_all-", "worsened", "tempered")
+@pytest.mark.soak_except("stops_on", "learns_from", "prior_of_all-", "worsened", "tempered")
 @pytest.mark.parametrize(
     ("inject", "says"),
     [
+        (stops_on_test_rows, "training: trained xgboost"),
         (learns_from_a_test_row, "training: trained xgboost"),
         (prior_of_all, "training: evaluated xgboost['metrics']"),
         (prior_other_a_history_of_all, "training: evaluated xgboost['prior']"),

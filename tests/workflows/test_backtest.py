@@ -70,22 +70,16 @@ def test_backtest_writes_trades_and_facts_chooses_edge_on_validation_rows_and_co
     by_hand = pipeline.backtest(prepared, "DEMO", 5, "linear", split="validation", rule=TradingRule(least_edge=0.05))
     assert by_hand.own["net"] == pytest.approx(table.loc[0.05, "net"]) and by_hand.luck["trials"] == 1
     # A rule chosen by hand on test rows is a trial, once.
-    for trials, edge in ((2, 0.05), (2, 0.05), (3, 0.1)):
-        code, out, err = call(
-            "backtest",
-            "--workspace",
-            prepared.root,
-            "--horizon",
-            5,
-            "--model",
-            "linear",
-            "--least-edge",
-            edge,
-            "--json",
-        )
+    verb = ("backtest", "--workspace", prepared.root, "--horizon", 5, "--model", "linear", "--json")
+    for trials, words, rule in (
+        (2, ("--least-edge", 0.05), {"least_edge": 0.05}), (2, ("--least-edge", 0.05), {"flat_at_session_end": True}),
+        (3, ("--overnight",), {"flat_at_session_end": False}), (4, ("--daily-loss-limit", 9), {"daily_loss_limit": 9}),
+    ):  # fmt: skip
+        code, out, err = call(*verb, *words)
         assert code == 0, err
-        assert json.loads(out)["luck"]["trials"] == trials and json.loads(out)["by_hand"]
-    assert pipeline.leaderboard(prepared).trials == {"DEMO": 3}
+        facts = json.loads(out)
+        assert facts["luck"]["trials"] == trials and facts["by_hand"] and rule.items() <= facts["rule"].items()
+    assert pipeline.leaderboard(prepared).trials == {"DEMO": 4}
     drawn = {line.get_label(): line.get_ydata() for line in found.plot().axes[0].lines}
     assert {"linear", "always long", "clock", "shifted in time"} <= set(drawn)
     assert drawn["linear"][-1] == pytest.approx(found.own["net"])

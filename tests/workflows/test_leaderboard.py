@@ -37,6 +37,7 @@ def test_leaderboard_rows_equal_evaluate_on_same_test_rows(prepared, call, tmp_p
     )
     assert code == 0, err
     assert [one["model"] for one in json.loads(out)["models"]] == list(table.index) and json.loads(out)["skipped"] == []
+    assert call("leaderboard", "--workspace", prepared.root, "--out", tmp_path)[:2] == (1, "")  # a folder
     assert pd.read_csv(tmp_path / "board.csv")["log_loss"].tolist() == pytest.approx(table["log_loss"].tolist())
 
 
