@@ -70,8 +70,8 @@ def test_killed_in_mid_epoch_and_resumed_equals_uninterrupted_to_the_bit(whole, 
     monkeypatch.setattr(t5, "label_loss", dying)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
-            trained(tmp_path, settings_of())
-    resumed = trained(tmp_path, settings_of())
+            trained_t5(tmp_path, t5_settings())
+    resumed = trained_t5(tmp_path, t5_settings())
     assert resumed["resumed_step"] and resumed["exact"] and not resumed["inexact"]
     ours, theirs = ((Path(one["folder"]) / "model" / "model.safetensors").read_bytes() for one in (resumed, whole))
     assert ours == theirs and resumed["interval"] == whole["interval"]
