@@ -164,7 +164,7 @@ def test_build_features_first_row_follows_session_open_and_warm_frames(real_bars
 
 def test_build_features_too_few_bars_error_names_needed_count(real_bars):
     bars, market = real_bars("ES")
-    with pytest.raises(BarsError, match=r"ES.*got 10 bars of 5 minutes.*320.*110.*\(15, 30, 60\).*longer history"):
+    with pytest.raises(BarsError, match=r"ES.*10 bars of 5m, 320 wanted; 3 bars of 15m, 110 wanted.*longer history"):
         build_features(bars.iloc[:50], market)
     with pytest.raises(BarsError, match="0 bars"):
         build_features(bars.iloc[:0], market)
