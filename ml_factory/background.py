@@ -1,4 +1,4 @@
-"""Work beside this thread: one daemon thread that runs jobs in order, and child processes that are never waited for."""
+"""Background work: one daemon thread that runs jobs in order, and child processes that are never waited for."""
 
 import logging
 import queue

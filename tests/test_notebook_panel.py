@@ -30,7 +30,7 @@ class Events:
 
 
 class Screen(list):
-    """(how, data) in order: shown anew, or updated in its place; `stored` is what a notebook keeps of each place."""
+    """(how, data) in order: shown, or updated in its place; `stored` is what a notebook keeps of each place."""
 
     def __init__(self):
         super().__init__()

@@ -185,8 +185,8 @@ class PhaseCheckpoints:
     def _end_work(self, saved: dict) -> None:
         """Wait for the upload as long as the session allows; then re-send the signal, or raise SessionOver."""
         self._writer.wait()
-        asked = stop.requested is not None
-        self.folder.wait(_END_UPLOAD_SECONDS if asked else reserved_save_seconds(self._save_seconds()))
+        stopping = stop.requested is not None
+        self.folder.wait(_END_UPLOAD_SECONDS if stopping else reserved_save_seconds(self._save_seconds()))
         reached, last = _REACHED[saved["status"]], describe_save(saved)
         if stop.requested is not None:
             _log.warning("Stopped: %s (%s)", reached, last)

@@ -77,7 +77,7 @@ def prove(
     subject : `workflows.build.DataUnderProof`, with the methods
 
         facts : facts of the market, from the first `head` bars or from settings
-        tables : every part that is built, under its name: "features", "frame 60m", "labels h20"; of features if asked
+        tables : every part that is built, under its name: "features", "frame 60m", "labels h20"; of features on request
         feed : rows of features of a live feed, in so many pushes
         splits : every split of the rows of these labels
         fit : all objects that are fitted on a split; values [L, F] are the feature rows of the labels

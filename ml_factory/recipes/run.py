@@ -39,7 +39,7 @@ from ml_factory.workflows.train_ranks import worker_rank
 
 RESULT = "result.json"
 _T5 = ("t5", "labelled_text", "language_models")
-# The modules of this folder whose numbers a run of a recipe holds, beside those of `training` and seeding.py.
+# The modules of this folder that a run of a recipe depends on, in addition to `training` and seeding.py.
 MODULES = {
     "resnet50": ("resnet50", "images", "shards", "shard_writer"),
     "sdce": ("sdce_run", "sdce", "surrogate", "language_models", "text"),

@@ -199,7 +199,7 @@ def search_barriers_on_training_rows(
     if not table["kept"].any():
         near = points[beyond.fillna(2.0).idxmin()]
         raise SettingsError(
-            f"None of {len(points)} barriers keeps the balance asked for",
+            f"None of {len(points)} barriers keeps the required balance",
             where=f"barriers for {spec.labels.horizon} bars",
             got=", ".join(f"{name} {near[name]:.1%}" for name in _SIDES)
             + f" at the nearest, k {near['k']:g} and sigma_span {near['sigma_span']}",

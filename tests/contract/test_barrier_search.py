@@ -129,7 +129,7 @@ def test_search_barriers_uses_labels_proven_before_next_evaluated_row():
 
 @pytest.mark.parametrize("impossible", [{"neutral": (0.9, 0.99)}, {"neutral": (0.0, 0.001)}, {"lean": 1e-9}])
 def test_search_barriers_unreachable_balance_raises_settings_error(impossible):
-    with pytest.raises(SettingsError, match="None of 4 barriers keeps the balance") as reported:
+    with pytest.raises(SettingsError, match="None of 4 barriers keeps the required balance") as reported:
         search(replace(FEW, **impossible))
     nearest = "k 0.5" if impossible == {"neutral": (0.0, 0.001)} else "k "
     assert f"at the nearest, {nearest}" in str(reported.value) and "Next: widen" in str(reported.value)

@@ -176,7 +176,7 @@ def test_cross_validate_with_barriers_searched_on_tested_rows_raises(prepared):
 
 
 def test_search_barriers_with_impossible_balance_raises_and_writes_nothing(prepared):
-    with pytest.raises(SettingsError, match="None of 9 barriers keeps the balance") as reported:
+    with pytest.raises(SettingsError, match="None of 9 barriers keeps the required balance") as reported:
         search(prepared, replace(SPEC, neutral=(0.9, 0.99)))
     assert "at the nearest" in str(reported.value) and "widen neutral" in str(reported.value)
     assert not (prepared.processed("DEMO") / "searched").exists()
