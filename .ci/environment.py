@@ -148,7 +148,8 @@ def _pip_locked(folder: Path, packages: list[str], local: bool = False) -> int:
 
 
 def _pip(folder: Path, *words: str | Path, **how: bool) -> int:
-    install = [_python(folder), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    """Install packages; a module is compiled when it is first imported, as most never are."""
+    install = [_python(folder), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
     return subprocess.run([*install, *words], check=False, **how).returncode
 
 

@@ -382,8 +382,10 @@ def test_stack_of_two_models_writes_pooled_predictions_and_report(prepared):
     new = pipeline.predict(prepared, "DEMO", H, "stack", all_rows=True).frame
     np.testing.assert_allclose(new.loc[printed.index, P], printed[P], rtol=0, atol=1e-9)
     assert new.index[-1] == pipeline.load_features(prepared, "DEMO").index[-1]
+    pipeline.cross_validate(prepared, "DEMO", H, "linear", folds=2, quick=True)
     compared = pipeline.evaluate(prepared, "DEMO", H)
     assert {"stack", "xgboost", "lightgbm"} < set(compared.metrics["name"])
+    assert "linear, 2 folds: gain over" in compared.report_path.read_text()  # the report has the other periods too
     shutil.rmtree(next(prepared.models.glob("DEMO/model-xgboost-*")))
     with pytest.raises(FactoryError, match=r"base model of the stack is gone: xgboost.*stack again"):
         pipeline.predict(prepared, "DEMO", H, "stack")
@@ -498,7 +500,7 @@ def test_prepare_on_full_disk_raises_and_keeps_prepared_data(name, prepared):
         if good == 3:
             with pytest.raises(NotPreparedError, match="Horizon 9"):
                 pipeline.load_labels(prepared, "DEMO", 9)
-    assert good >= 6  # each attempt goes on with what the one before could keep
+    assert good >= 4  # each attempt goes on with what the one before could keep
     assert len(pipeline.load_labels(prepared, "DEMO", 9))
 
 

@@ -176,11 +176,17 @@ def cost_finding(net: float, break_even_ticks: float, cost_ticks: float) -> Find
 # ---- in words ----------------------------------------------------------------------------------------------------
 
 
-def next_step_sentence(findings: Sequence[Finding]) -> str:
-    """Return what to do next: the advice of the most severe finding."""
+def next_step_sentence(findings: Sequence[Finding], *, synthetic: bool = False, quick: bool = False) -> str:
+    """Return what to do next: the advice of the most severe finding.
+
+    synthetic, quick : True for a built-in market, and where QUICK limited a training.
+    """
+    if synthetic:
+        return "Next: the same with your own bars: make run DATA=bars.csv SYMBOL=MES, or the notebooks' forms."
     if findings and findings[0].severity != "note":
         return f"Next: {findings[0].advice[0].lower()}{findings[0].advice[1:]}"
-    return "Next: confirm it on bars that came after this run, before anything is traded."
+    full = "repeat it with the full training (QUICK off), then " if quick else ""
+    return f"Next: {full}confirm it on bars that came after this run, before anything is traded."
 
 
 def finding_lines(findings: Sequence[Finding]) -> list[str]:

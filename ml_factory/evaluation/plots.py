@@ -91,7 +91,7 @@ def plot_fold_scores(folds: pd.DataFrame, paths: pd.DataFrame | None = None) -> 
     ax.set_xticks(sorted(folds["fold"].unique()))
     ax.yaxis.set_major_formatter(SIGNED)
     set_axis_labels(ax, "fold (in time order)" if paths is None else unit, "nats per row")
-    add_legend_row(ax, len(groups))
+    add_legend_row(ax, min(len(groups), 3))
     return figure
 
 
@@ -112,7 +112,7 @@ def plot_metrics(table: pd.DataFrame, title: str = "") -> Figure:
         colour = _reference_color(name, INK["accent"])
         ax.hlines(place, row["gain_best_low"], row["gain_best_high"], colors=colour, linewidth=3, alpha=0.45)
         ax.plot(row["gain_best"], place, _marker(name), color=colour, markeredgecolor=INK["card"], markersize=7.5)
-    set_horizontal_bar_rows(ax, [f"{name}\n{gain:+.4f}" for name, gain in rows["gain_best"].items()])
+    set_horizontal_bar_rows(ax, [f"{name}\n{gain:+.4f}".replace("-", "−") for name, gain in rows["gain_best"].items()])
     ax.xaxis.get_major_locator().set_params(nbins=5)
     ax.xaxis.set_major_formatter(SIGNED)
     set_axis_labels(ax, f"nats per row; 0 is {reference}. Bars: 95 %")
@@ -144,6 +144,7 @@ def plot_calibration(
                     color=INK[LABEL_INK.get(name, name)], linewidth=1.4, elinewidth=0.6)  # fmt: skip
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    ax.set_ylim(bottom=0)
     set_axis_labels(ax, "predicted", "observed")
     add_legend_row(ax, len(classes))
     return figure
@@ -162,13 +163,13 @@ def plot_equity(curves: pd.DataFrame, model: str, title: str = "Equity after cos
     for name, colour in colours.items():
         top.plot(x, curves[name], color=colour, linewidth=2.0 if name == model else 1.2, label=names.get(name, name))
     top.axhline(0, color=INK["muted"], linewidth=0.8)
-    fall = curves[model] - curves[model].clip(lower=0).cummax()
-    bottom.fill_between(x, fall, 0, color=INK["short"], alpha=0.6, linewidth=0)
+    bottom.fill_between(x, curves["drawdown"], 0, color=INK["short"], alpha=0.6, linewidth=0)
     for ax, steps in ((top, 5), (bottom, 2)):
         ax.yaxis.get_major_locator().set_params(nbins=steps)
         ax.yaxis.set_major_formatter("{x:,.10g}")
     set_time_axis(bottom)
     set_axis_labels(top, "", "currency")
+    set_axis_labels(bottom, "", "drawdown")
     add_legend_row(top, 2)
     return figure
 
@@ -178,7 +179,7 @@ def plot_months(months: pd.DataFrame, title: str = "Gain by month") -> Figure:
     gain = months["gain"] / months["rows"]
     figure, ax = _signed_bars(title, np.arange(len(gain)), gain)
     shown = range(0, len(gain), -(-len(gain) // 7) or 1)
-    ax.set_xticks(shown, [str(months.index[at]) for at in shown])
+    ax.set_xticks(shown, [f"{months.index[at]}\n{months['rows'].iloc[at]:,} rows" for at in shown])
     set_axis_labels(ax, "", "nats per row")
     return figure
 

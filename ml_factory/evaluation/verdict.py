@@ -31,7 +31,7 @@ BASELINE_WORDS = {
 }
 # kind of labels -> meaning of the touch part of a gain
 TOUCH_WORDS = {
-    "triple_barrier": "when a barrier is touched",
+    "triple_barrier": "how far the price will move",
     "direction": "when the price leaves the neutral band",
     "trend_scanning": "when there is a trend",
 }

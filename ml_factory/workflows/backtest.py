@@ -75,7 +75,7 @@ def backtest(
     first, last, quick : period of the rows; True for the model of a QUICK run.
     frame, history : trades of the model and its equity, as of `Backtest`.
     curves : equity at the end of each session of the model, always_long, clock and shifted (the mean of the shifts,
-        between shifted_low and shifted_high).
+        between shifted_low and shifted_high); `drawdown`, the model's deepest of the session, below 0.
     net_sentence, rule_sentence, luck_sentence, findings : what they say.
     """
     started, workspace = time.perf_counter(), Workspace(workspace)
@@ -174,7 +174,7 @@ def luck_sentence(own: Mapping[str, float], luck: Mapping[str, float], lacking: 
         return f"A Sharpe ratio above 0 is {deflated:.1%} probable after {tried}, on {own['sessions']:.0f} sessions."
     enough = own["sessions"] < needed < 1e6
     more = f"; at this ratio, {needed:,.0f} would show one of a single trial" if enough else ""
-    chance = f"a true ratio above 0 is {deflated:.0%} probable"
+    chance = f"a true Sharpe ratio above 0 is {deflated:.0%} probable"
     return f"Not certain after costs: {chance} after {tried}, on {own['sessions']:.0f} sessions{more}."
 
 
@@ -197,7 +197,9 @@ def _session_curves(model: str, tested: Mapping[str, Backtest], shifted: Sequenc
     last = ~tested[model].equity["session"].duplicated(keep="last")
     curves = {name: tested[name].equity.loc[last, "equity"] for name in (model, "always_long", "clock")}
     others = np.stack([one.equity.loc[last, "equity"].to_numpy() for one in shifted])
-    found = {"shifted": others.mean(0), "shifted_low": others.min(0), "shifted_high": others.max(0)}
+    own, session = tested[model].equity["equity"], tested[model].equity["session"]
+    below = (own - own.clip(lower=0).cummax()).groupby(session, sort=False).min().to_numpy()
+    found = {"shifted": others.mean(0), "shifted_low": others.min(0), "shifted_high": others.max(0), "drawdown": below}
     return pd.DataFrame(curves).assign(**found)
 
 

@@ -11,17 +11,19 @@ import pandas as pd
 from ml_factory.argument_checks import DEMO, DEMOS
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import NotPreparedError, SettingsError
+from ml_factory.evaluation.backtest.contracts import ContractSpec
+from ml_factory.evaluation.baselines import BASELINES
 from ml_factory.evaluation.calibration import reliability_table
 from ml_factory.evaluation.deciles import decile_returns
 from ml_factory.evaluation.findings import finding_lines, findings_section, next_step_sentence, sort_findings
 from ml_factory.evaluation.html_report import HtmlSection, write_html_report
 from ml_factory.evaluation.metrics import MetricsTable
-from ml_factory.evaluation.verdict import BASELINE_LINES, format_verdict_bounds
+from ml_factory.evaluation.verdict import BASELINE_LINES, format_verdict_bounds, verdict_gains_of_folds
 from ml_factory.features.build import FeatureSpec
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import CLASSES
 from ml_factory.result import Result, calibration_lines, limits_lines, origin_table, verdict_lines
-from ml_factory.runs import Run
+from ml_factory.runs import Run, read_stored_runs
 from ml_factory.storage.artifact_registry import Artifact
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import to_json_value
@@ -79,7 +81,8 @@ def evaluate(
     path = write_evaluation_report(
         workspace.results / "report.html", title or f"{symbol}: {', '.join(compared.artifacts)}", data,
         DatasetStore.current(workspace.processed(symbol)), compared, traded,
-        quick_limits=limited, extra_sections=[compared_runs_section(compared.artifacts)],
+        quick_limits=limited,
+        extra_sections=[*cross_validation_sections(workspace, data), compared_runs_section(compared.artifacts)],
     )  # fmt: skip
     shown = compared.test_metrics.reset_index()
     shown.insert(0, "split", "test")
@@ -116,6 +119,8 @@ def write_evaluation_report(
     extra_sections : sections of the runs, such as learning curves.
     """
     findings = sort_findings([*evaluated.findings, *(traded.findings if isinstance(traded, Result) else ())])
+    next_step = next_step_sentence(findings, synthetic=data.symbol in DEMOS, quick=bool(quick_limits))
+    limits = pd.DataFrame({"limited to": map(str, quick_limits.values())}, index=pd.Index(quick_limits, name="what"))
     sections = [
         _money_section(traded),
         _gain_section(evaluated),
@@ -124,11 +129,16 @@ def write_evaluation_report(
         report_verdict_section(evaluated, len(data.splits["test"]), two_sided=len(data.classes) == len(CLASSES)),
         decile_returns_section(data, evaluated),
         *extra_sections,
+        *(
+            [HtmlSection("QUICK", tables=[("Limits of the training; QUICK=0 has none", limits)])]
+            if quick_limits
+            else []
+        ),
         *_data_sections(data, store),
     ]
     files.write_json(path.with_suffix(".json"), to_json_value({
         "symbol": data.symbol, "horizon": data.horizon, "data": data.fingerprint, "chosen": evaluated.chosen,
-        "answer": evaluated.verdict.answer, "next_step": next_step_sentence(findings),
+        "answer": evaluated.verdict.answer, "next_step": next_step,
         "findings": [one.to_dict() for one in findings],
         "backtest": traded.to_dict() if isinstance(traded, Result) else traded,
         "verdicts": {name: one.to_dict() for name, one in evaluated.verdicts.items()},
@@ -136,7 +146,7 @@ def write_evaluation_report(
     }))  # fmt: skip
     return write_html_report(
         path, title, sections, answer=evaluated.verdict.answer,
-        subtitle=f"{next_step_sentence(findings)}\n\n{report_test_period(data, evaluated)}",
+        subtitle=f"{next_step}\n\n{report_test_period(data, evaluated)}",
         facts=report_headline_cards(evaluated, traded),
         notice="\n\n".join(_notices(data.symbol, quick_limits)),
         footer=f"data {data.fingerprint[:12]}, proof that nothing looks ahead: "
@@ -217,7 +227,7 @@ def _notices(symbol: str, quick_limits: Mapping[str, object]) -> Iterator[str]:
             "A gain here shows that the pipeline works; it is no evidence about a real market."
         )
     if quick_limits:
-        yield "QUICK limited the training: " + "; ".join(f"{name}: {value}" for name, value in quick_limits.items())
+        yield "QUICK limited the training: a model may find less than it could. The limits are listed under QUICK."
 
 
 def report_verdict_section(evaluated: Evaluation, of: int, *, two_sided: bool = True) -> HtmlSection:
@@ -236,8 +246,8 @@ def report_verdict_section(evaluated: Evaluation, of: int, *, two_sided: bool = 
     ]
     lines.append(
         "A gain is the log loss of another forecast less the model's, in nats per row, with a 95 % interval. The time "
-        "of the session and the volatility predict when a barrier is touched; the directional gain, over the class "
-        "prior, is about which one."
+        "of the session and the volatility predict how far the price moves; the directional gain, over the class "
+        "prior, is about which way."
         if two_sided
         else "Only the bets of the primary side are evaluated: whether each returns more than it costs. A gain means "
         "that the model separates good bets from bad ones, not that the bets are good."
@@ -274,8 +284,10 @@ def _bounds(table: pd.DataFrame, value: str, low: str, high: str) -> pd.Series:
 
 def _gain_section(evaluated: Evaluation) -> HtmlSection:
     best = evaluated.verdict.best_baseline
-    return HtmlSection("Gain", figures=[
-        (f"Gain of {evaluated.chosen} over {best} in each month of the test rows; below 0 it was worse.",
+    text = f"`{best}` is the best of four simple forecasts on validation rows: {BASELINE_LINES[best]}."
+    return HtmlSection("Gain", text=text, figures=[
+        (f"Gain of {evaluated.chosen} over {best} in each month of the test rows; below 0 it was worse. A month of few "
+         "rows says little.",
          plots.plot_months(evaluated.months)),
         (f"Right of 0 is better than {best}. Diamonds are baselines.", plots.plot_metrics(evaluated.test_metrics)),
     ])  # fmt: skip
@@ -331,7 +343,8 @@ def report_calibration_section(data: PreparedDataset, evaluated: Evaluation) -> 
         "Calibration",
         text="On the dashed line, predicted is observed. Temperature and class biases were fitted on validation rows. "
         "Bars are 95 % intervals that count overlapping labels once. The expected calibration error of "
-        f"{chosen} is {evaluated.test_metrics.loc[chosen, 'ece']:.3f}; it is not 0 by chance alone.",
+        f"{chosen} is {evaluated.test_metrics.loc[chosen, 'ece']:.3f}; chance alone puts it above 0 for calibrated "
+        "forecasts too.",
         figures=[(f"Probabilities of {chosen} on test rows.", plots.plot_calibration(table, classes=data.classes))],
         tables=[("Mean predicted probability and observed frequency of each class, with the 95 % interval of their "
                  "difference", shown.set_index("name"))],
@@ -350,21 +363,26 @@ def _money_section(traded: Result | str) -> HtmlSection:
     """Return the section of the trades after costs, next to simple strategies, and of the choice of the least edge."""
     if isinstance(traded, str):
         return HtmlSection("After costs", text=f"No backtest: {traded}")
-    shown = ["net", "break_even_ticks", "drawdown", "sharpe", "trades"]
-    edges = traded.least_edges
+    shown = ["net", "break_even_ticks", "cost_ticks", "drawdown", "sharpe", "sharpe_error", "trades"]
+    strategies = traded.strategies.replace({"strategy": {"random": "shifted in time"}}).set_index("strategy")
+    edges, facts = traded.least_edges, ContractSpec(**traded.contract)
     marks = [
         f"{edge:g}{', chosen' * (one and not traded.by_hand)}" for edge, one in edges[["least_edge", "chosen"]].values
     ]
     by_edge = edges[["net", "break_even_ticks", "trades"]].set_index(pd.Index(marks, name="least_edge"))
     return HtmlSection(
         "After costs",
-        text=f"{traded.luck_sentence} {traded.rule_sentence}\n\nNet and drawdown are in the contract's currency, for "
-        "one contract. A strategy lives where a round trip breaks even above its costs.",
-        figures=[("Equity of test rows; grey: the model's own forecasts at other times, which have no skill.",
-                  traded.plot())],
+        text=f"{traded.luck_sentence} {traded.rule_sentence} A position ends at its label's barrier, at "
+        f"an opposite forecast, after {traded.rule['horizon']} bars or with the session.\n\n"
+        f"One contract, in its currency: a tick of {facts.tick:g} is worth {facts.tick_value:g}; a side costs "
+        f"{facts.commission:g} of commission and {facts.exchange_fee:g} of fees (`--contracts` takes your own). Trades "
+        "earn money where break even, what a round trip earns before costs, is above the cost. Sharpe ratios are those "
+        "of a year.",
+        figures=[(f"Equity of test rows, and the drawdown of {traded.model}; grey: its own forecasts at other times, "
+                  "which have no skill.", traded.plot())],
         tables=[
-            ("Test rows; random: shifted forecasts", traded.strategies.set_index("strategy")[shown]),
-            ("Validation rows, by least edge", by_edge),
+            ("Test rows", strategies[shown]),
+            ("Validation rows, by least edge, the threshold of a trade", by_edge),
         ],
     )  # fmt: skip
 
@@ -380,9 +398,9 @@ def report_headline_cards(evaluated: Evaluation, traded: Result | str) -> dict[s
         few = traded.lacking or "no trades"
         money = {
             "after costs": (f"{own['net']:+,.0f}", f"{own['trades']:,.0f} trades; {ticks}" if own["trades"] else few),
-            "real, not luck": (
+            "profit, not luck": (
                 f"{luck:.0%}" if np.isfinite(luck) else "not known",
-                f"chance that the Sharpe ratio is above 0, after {traded.luck['trials']} trials"
+                f"probability of a Sharpe ratio above 0 after costs and {traded.luck['trials']} trials; from 95 % sure"
                 if np.isfinite(luck) else f"not enough sessions: {few}",
             ),
         }  # fmt: skip
@@ -402,7 +420,8 @@ def _report_label_sentence(data: PreparedDataset) -> str:
     bet = f"{'against ' if labels['against'] else ''}the sign of {labels['primary']}"
     bet += f" where it is at least {labels['primary_least']:g} from 0" if labels["primary_least"] else ""
     return {
-        "triple_barrier": "Triple barrier: which is touched first, up, down or neither.",
+        "triple_barrier": "Triple barrier: which is touched first, the upper, the lower or neither. They stand "
+        f"{labels['k_up']:g} and {labels['k_down']:g} usual moves of {data.horizon} bars away.",
         "direction": "Direction: the side of the price at the horizon, neutral inside a band of its volatility.",
         "trend_scanning": "Trend scanning: the sign of the straightest trend that begins at the row.",
         "meta": f"Meta-labels: the primary side is {bet}; act is a bet that returned more than a round trip costs.",
@@ -442,8 +461,8 @@ def _data_sections(data: PreparedDataset, store: DatasetStore) -> list[HtmlSecti
         HtmlSection(
             "Bars",
             text=f"{store.facts['raw']['rows']:,} bars of {minutes} min; {len(store.feature_names)} features."
-            + ("" if (findings["severity"] != "info").any() else " No findings in the bars."),
-            tables=[("Findings", findings)] if len(findings) else [],
+            + ("" if (findings["severity"] != "info").any() else " Nothing unusual; gaps that were expected:"),
+            tables=[("What the check of the bars noted", findings)] if len(findings) else [],
         ),
     ]
 
@@ -489,6 +508,31 @@ def _run_sections(facts: Mapping, prior_loss: float) -> list[HtmlSection]:
         ],
     )
     return [*sections, made]
+
+
+def cross_validation_sections(workspace: Workspace, data: PreparedDataset) -> list[HtmlSection]:
+    """Return the section of the finished cross-validations on this data, the newest of each model; none without one."""
+    stored, _ = read_stored_runs(workspace.results / data.symbol)
+    newest = {
+        one.facts["model"]: one for one in sorted(stored, key=lambda one: one.facts["begun_at"])
+        if one.ended and one.facts["task"] == "folds"
+        and (one.facts["horizon"], one.facts["data"]) == (data.horizon, data.fingerprint)
+    }  # fmt: skip
+    lines, figures = [], []
+    for model, one in newest.items():
+        table = pd.read_parquet(one.folder / "folds.parquet")
+        over = verdict_gains_of_folds(table, model).whole
+        gains = ", ".join(
+            f"`{name}` {format_verdict_bounds(gain.mean, gain.low, gain.high)}" for name, gain in over.items()
+        )
+        lines.append(f"{model}, {table['fold'].nunique()} folds: gain over {gains} nats per row, 95 %.")
+        figures.append(
+            (
+                f"{model} and the baselines in each fold.",
+                plots.plot_fold_scores(table[table["name"].isin([model, *BASELINES])]),
+            )
+        )
+    return [HtmlSection("Other periods", text="\n\n".join(lines), figures=figures)] if newest else []
 
 
 def compared_runs_section(found: Mapping[str, Artifact]) -> HtmlSection:

@@ -48,9 +48,9 @@ def verdict(y, p, clock, **options):
 @pytest.mark.parametrize(
     ("touch", "side", "words"),
     [
-        (0.2, 0.0, "it predicts when a barrier is touched, not which way."),
-        (0.0, 0.2, "it predicts which way, not when a barrier is touched."),
-        (0.2, 0.2, "it predicts when a barrier is touched, and which way."),
+        (0.2, 0.0, "it predicts how far the price will move, not which way."),
+        (0.0, 0.2, "it predicts which way, not how far the price will move."),
+        (0.2, 0.2, "it predicts how far the price will move, and which way."),
     ],
 )
 def test_verdict_of_informed_model_beats_baselines_and_names_touch_or_side(touch, side, words):
@@ -144,7 +144,7 @@ def test_verdict_answer_is_one_sentence_with_the_edge_first():
     prior = over(0.2, 0.1, 0.3)
     lacking = over(-0.0275, -0.04, -0.015, enough=False)
     for clock, answer in (
-        (over(0.1, 0.05, 0.15), "Edge found: m predicts when a barrier is touched, and which way."),
+        (over(0.1, 0.05, 0.15), "Edge found: m predicts how far the price will move, and which way."),
         (over(0.1, -0.05, 0.15), "No edge found: m does not beat the time of the session (clock)."),
         (over(0.1, -0.05, 0.15, enough=False), "No verdict yet: 3 weeks of rows, wanted at least 8."),
         (lacking, "No edge found: m is worse than the time of the session (clock)."),

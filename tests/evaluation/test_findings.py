@@ -118,6 +118,8 @@ def test_sort_findings_puts_serious_ones_first_and_next_step_takes_its_advice():
     step = findings.next_step_sentence(found)
     assert step == "Next: use the baseline; try fewer features, more rows, a longer horizon."
     assert "bars that came after" in findings.next_step_sentence(found[2:]) == findings.next_step_sentence(())
+    assert "full training" in findings.next_step_sentence((), quick=True)
+    assert "your own bars" in findings.next_step_sentence(found, synthetic=True)
     assert found[2].sentence == "Not checked: drift (too few test rows)."
     assert findings.unchecked_note({"months": ""}) is None
     text = findings.findings_section(found).text

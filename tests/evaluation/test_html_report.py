@@ -29,7 +29,7 @@ _SPREAD = {"low": np.percentile(_EACH, 10, axis=0), "high": np.percentile(_EACH,
 SHARES = pd.DataFrame({"share": _EACH.mean(axis=0), **_SPREAD}, index=[f"feature_{i}" for i in range(20)])
 ATTENTION = pd.DataFrame({"attention": _EACH.mean(axis=0), **_SPREAD}, index=pd.RangeIndex(19, -1, -1))
 
-CURVES = ("always_long", "clock", "shifted", "shifted_low", "shifted_high")
+CURVES = ("always_long", "clock", "shifted", "shifted_low", "shifted_high", "drawdown")
 EPOCHS = [{"epoch": epoch, "train_loss": 1.0, "val_loss": 1.1} for epoch in (1, 2)]
 VARIANTS = [
     {"method": "dense", "p50_ms": 2.0, "bytes": 2e6, "quality": 0.9, "low": 0.8, "high": np.nan, "pareto": True},

@@ -32,6 +32,7 @@ def test_backtest_of_trained_model_equals_verb_and_label_exits(prepared, call):
     assert table.loc["random", "exposure"] == pytest.approx(table.loc["linear", "exposure"], rel=0.2)
     known = pipeline.load_predictions(prepared, "DEMO", 5, "linear")
     test = known[known["split"] == "test"]
+    assert found.curves["drawdown"].min() == -table.loc["linear", "drawdown"] < 0  # of the figure and of the table
     assert (found.frame["entry_time"] >= test.index[0]).all()
     assert found.luck["trials"] == 1 and "1 trial on this symbol" in found.luck_sentence
     assert found.luck["deflated_sharpe"] == pytest.approx(found.luck["probabilistic_sharpe"], nan_ok=True)
