@@ -143,7 +143,6 @@ class CheckpointManager:
             phase.release()
         if self._phases:
             self.folder.wait(seconds)
-        self._writer.close()
         _open.discard(self)
 
     def _beat(self) -> None:
