@@ -1,10 +1,10 @@
 """Background work: one daemon thread that runs jobs in order, and child processes that are never waited for."""
 
 import logging
-import queue
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,57 +14,47 @@ _log = logging.getLogger("ml_factory")
 
 
 class BackgroundThread:
-    """One daemon thread that runs jobs in order; `wait` returns when none is left.
+    """A daemon thread that runs jobs in order, while there are any; `wait` returns when none is left.
 
-    A job that fails is logged and stops no other job; after `close` the next job starts a new thread.
+    A job that fails is logged and stops no other job.
 
     inline : run each job before `submit` returns, without a thread.
     """
 
     def __init__(self, name: str, inline: bool = False):
         self._name, self._inline, self._working = name, inline, False
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._unfinished, self._changed = 0, threading.Condition()
+        self._jobs: deque[Callable[[], object]] = deque()
+        self._changed = threading.Condition()
 
-    def submit(self, job: Callable[[], None]) -> None:
+    def submit(self, job: Callable[[], object]) -> None:
         if self._inline:
             job()
             return
         with self._changed:
-            self._unfinished += 1
-            self._jobs.put(job)
+            self._jobs.append(job)
             if not self._working:
                 self._working = True
-                self._thread = threading.Thread(target=self._work, args=(self._thread,), name=self._name, daemon=True)
-                self._thread.start()
+                threading.Thread(target=self._work, name=self._name, daemon=True).start()
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until every job is finished; return False after `seconds`."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._unfinished, seconds)
+            return self._changed.wait_for(lambda: not self._working, seconds)
 
-    def close(self) -> None:
-        """End the thread after the queued jobs."""
-        with self._changed:
-            if self._working:
-                self._working = False
-                self._jobs.put(None)
-
-    def _work(self, before: threading.Thread | None) -> None:
-        if before is not None:
-            before.join()
-        while (job := self._jobs.get()) is not None:
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                if not self._jobs:
+                    self._working = False
+                    self._changed.notify_all()
+                    return
+                job = self._jobs.popleft()
             try:
                 job()
             except FactoryError as error:
                 _log.warning("%s", error)
             except Exception:  # noqa: BLE001 - a thread that ends here would leave every later save unwritten
                 _log.exception("A job of the thread %s failed; it goes on with the next", self._name)
-            finally:
-                with self._changed:
-                    self._unfinished -= 1
-                    self._changed.notify_all()
 
 
 def start_python_process(arguments: Sequence[object], **options: Any) -> subprocess.Popen:

@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from ml_factory.checkpoints.compute_session import configured_hours_remaining
-from ml_factory.checkpoints.save_status import save_status_line
+from ml_factory.checkpoints.manager import save_status_line
 from ml_factory.lazy_module import LazyModule, check_packages_installed
 from ml_factory.notebook import figure_png, is_interactive_notebook, list_workspace_choices
 from ml_factory.progress import Heartbeat, ProgressPhase, add_progress_watcher, remove_progress_watcher

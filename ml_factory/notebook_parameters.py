@@ -77,7 +77,7 @@ def parse_notebook_parameters(source: str) -> dict[str, NotebookParameter]:
 
 def read_notebook(path: str | Path) -> Any:
     """Read a notebook file; its outputs may hold NaN. Raises FileError, or ValueError for text that is not JSON."""
-    return parse_json(files.read(path, _LARGEST_NOTEBOOK), largest=_LARGEST_NOTEBOOK, finite=False)
+    return parse_json(files.read(path, _LARGEST_NOTEBOOK), finite=False)
 
 
 def read_notebook_parameters(path: str | Path) -> dict[str, NotebookParameter]:

@@ -13,8 +13,7 @@ from typing import Any
 
 from ml_factory.argument_checks import check_artifact_source, check_seed
 from ml_factory.checkpoints.compute_session import is_session_ending
-from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.checkpoints.phase import PhaseCheckpoints
+from ml_factory.checkpoints.manager import CheckpointManager, PhaseCheckpoints
 from ml_factory.checkpoints.schedule import SaveSchedule
 from ml_factory.code_fingerprint import code_commit
 from ml_factory.errors import NotPreparedError, SettingsError, did_you_mean

@@ -14,8 +14,7 @@ import pandas as pd
 import pytest
 
 from ml_factory import pipeline
-from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.checkpoints.phase import PhaseCheckpoints
+from ml_factory.checkpoints.manager import CheckpointManager, PhaseCheckpoints
 from ml_factory.data.io import write_bars
 from ml_factory.datasets.store import CURRENT
 from ml_factory.errors import BarsError, FactoryError, NotPreparedError, SettingsError, WorkspaceError

@@ -72,7 +72,7 @@ def _read_verified(path: Path) -> tuple[dict, memoryview]:
 def _parse_header(path: Path, text: bytes, size: int) -> tuple[dict, dict]:
     """Return (description, table of arrays)."""
     try:
-        table = parse_json(text, largest=None)
+        table = parse_json(text)
         info = parse_json(table.pop(_METADATA)[_KEY], finite=False)  # a score not yet measured is NaN
         wrong = [name for name, kind in _FACTS.items() if type(info[name]) is not kind]
         if wrong or type(info["lease"]["fence"]) is not int or not isinstance(info["lease"]["session"], str):

@@ -19,7 +19,6 @@ from ml_factory.checkpoints.checkpoint_file import (
     verify_checkpoint,
     write_checkpoint,
 )
-from ml_factory.checkpoints.lease import LeaseTakenOverError
 from ml_factory.errors import CheckpointError, FileError, WorkspaceError
 from ml_factory.storage.files import files
 from ml_factory.storage.mirror import LEASES, open_mirror, verify_fetched
@@ -67,19 +66,18 @@ class CheckpointFolder:
         # By fence first: a session that was taken over may use any sequence.
         return sorted(own, key=lambda info: (info["lease"]["fence"], info["sequence"]), reverse=True), torn
 
-    def write(self, run: str, phase: str, info: dict, state: tuple[dict, memoryview]) -> dict:
+    def write(
+        self, run: str, phase: str, info: dict, state: tuple[dict, memoryview], check: Callable[[dict], object]
+    ) -> dict:
         """Write a state, as `pack_state` returns it, to the next slot; return its description.
 
-        Raises LeaseTakenOverError where a file of a later session is there, FileError where the disk refuses.
+        check : called with the lease of each checkpoint that is there; what it raises refuses the write.
+
+        Raises FileError where the disk refuses.
         """
         there = self.infos(run, phase)
-        writer = (info["lease"]["fence"], info["lease"]["session"])
-        if rivals := [one["lease"] for one in there if (one["lease"]["fence"], one["lease"]["session"]) > writer]:
-            raise LeaseTakenOverError(
-                "A later session has taken this work over; this session stops writing",
-                where=f"run {run}, phase {phase}", got=f"fence {writer[0]}", wanted=f"{rivals[0]['fence']}",
-                next_step="stop this session, or open a run of its own with FRESH",
-            )  # fmt: skip
+        for one in there:
+            check(one["lease"])
         kept = {one["path"] for one in there[: max(self.keep, _MIN_KEPT)]}
         best = min(reversed(there), key=val_loss, default=None)
         if best is not None and val_loss(best) < math.inf:
@@ -95,24 +93,13 @@ class CheckpointFolder:
         skipped: list[str] = []
         for info in infos:
             try:
-                found, state = self._read(Path(info["path"]))
+                found, state = read_checkpoint(Path(info["path"]))
                 return {"state": state, **found, "skipped": [*skipped, *torn]}
             except (CheckpointError, FileError) as error:
                 skipped.append(str(error))
         if skipped or torn:
             _log.warning("No checkpoint of %s can be used: %s", phase, "; ".join([*skipped, *torn]))
         return None
-
-    def _read(self, path: Path) -> tuple[dict, dict]:
-        """Read a file; one that is torn here may be intact in the mirrored workspace."""
-        try:
-            return read_checkpoint(path)
-        except CheckpointError:
-            if self.mirror is None:
-                raise
-            with suppress(WorkspaceError):
-                return read_checkpoint(self.mirror.fetch(path.relative_to(self.mirror.folder).as_posix()))
-            raise
 
     def list_verified(self, run: str, phase: str) -> list[dict]:
         """List the descriptions of the phase's intact checkpoints, oldest first, at most `keep`."""
@@ -155,11 +142,6 @@ class CheckpointFolder:
             if not files.names(self.folder / run):
                 raise
             _log.warning("Resuming from the local disk: %s", error)
-
-    def push(self, run: str, check: Callable[[], object] = bool, done: Callable[[], object] = bool) -> None:
-        """Upload this run's files in the background; `check` and `done` as of `Mirror.push_in_background`."""
-        if self.mirror is not None:
-            self.mirror.push_in_background(f"{self.folder.name}/{run}/", check=check, done=done)
 
     def wait(self, seconds: float | None) -> bool:
         """Wait for the uploads; return False where something is on this machine alone."""

@@ -19,11 +19,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from ml_factory.errors import CheckpointError, FileError, WorkspaceError
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import parse_json
+from ml_factory.storage.locks import acquire_lock_file, check_lock_file_free, release_lock_file
 from ml_factory.storage.mirror import Mirror
 
 RENEW_SECONDS, WATCH_SECONDS, POLL_SECONDS, STALE_SECONDS = 60.0, 180.0, 5.0, 900.0
@@ -36,44 +38,57 @@ class LeaseTakenOverError(CheckpointError):
 
 
 class PhaseLease:
-    """Lease of this session on one phase.
+    """Lease of this session on one phase, and on this machine its lock file.
 
     Parameters
     ----------
-    path : of its file.
+    path, lock_file : of the lease and of the lock.
     what : run and phase, for messages.
     session : random id of this process.
     mirror : of the folder of leases, which other machines share; None: the local disk's.
     now, clock, sleep : seconds since 1970, monotonic seconds, and a wait.
+
+    Attributes: `held`; `fence`; `taken_over`, the error where another session has taken the phase over.
     """
 
     def __init__(
-        self, path: Path, what: str, session: str, mirror: Mirror | None = None, *,
+        self, path: Path, lock_file: Path, what: str, session: str, mirror: Mirror | None = None, *,
         now: Callable[[], float] = time.time, clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ):  # fmt: skip
-        self.path, self.what, self.session, self._mirror = path, what, session, mirror
+        self.path, self.lock_file, self.what, self.session, self._mirror = path, lock_file, what, session, mirror
         self._now, self._clock, self._sleep = now, clock, sleep
-        self.fence, self.held, self._beat, self._lock = 0, False, 0, ""
+        self.fence, self.held, self._beat = 0, False, 0
+        self._lock = ""  # identity of the lock file while it is held; "" on a file system without locks
+        self.taken_over: LeaseTakenOverError | None = None
         self._guard = threading.RLock()  # the heartbeat never writes after the release
 
     def to_dict(self) -> dict:
         """Return what a checkpoint carries of it."""
         return {"session": self.session, "fence": self.fence}
 
-    def acquire(self, lock: str, saved_fence: Callable[[], int]) -> None:
-        """Take the lease. Raises CheckpointError while another session renews it; nothing was written then.
+    def acquire(self, saved_fence: Callable[[], int]) -> None:
+        """Take lock and lease, unless they are held. Raises CheckpointError while another process holds the lock or
+        another session renews the lease; nothing was written then, and nothing is kept.
 
-        lock : identity of the phase's lock file, which this process holds; "" on a file system without locks.
         saved_fence : returns the highest fence among the phase's checkpoints.
         """
-        record = self._read()
-        if record and not self._has_ended(record, lock):
-            record = self._watch(record, lock)
-        fence = max(record.get("fence", 0), saved_fence())
+        if self.held:
+            return
+        try:
+            self._lock = self._lock or acquire_lock_file(self.lock_file, self.what)
+        except FileError as error:  # a disk that refuses the lock file must not stop the work
+            _log.warning("Checkpoints of %s: the run goes on. %s", self.what, error)
+        try:
+            record = self._read()
+            if record and not self._has_ended(record):
+                record = self._watch(record)
+            fence = max(record.get("fence", 0), saved_fence())
+        except BaseException:
+            self._unlock()
+            raise
         renewed = (record.get("session"), record.get("fence")) == (self.session, fence)
-        self.fence, self._lock = fence if renewed else fence + 1, lock
-        self.held = True
+        self.fence, self.held = fence if renewed else fence + 1, True
         self._write(released=False)
 
     def renew(self, released: bool = False) -> None:
@@ -84,24 +99,47 @@ class PhaseLease:
                 self._write(released)
                 self.held = not released
 
+    def release(self) -> None:
+        """Release lease and lock; a lease that was taken over is the other session's."""
+        with suppress(LeaseTakenOverError):
+            self.renew(released=True)
+        self.held = False
+        self._unlock()
+
     def check(self) -> None:
         """Raise LeaseTakenOverError where another session has taken the phase over."""
-        record = self._read()
-        if (record.get("fence", 0), record.get("session", "")) > (self.fence, self.session):
-            raise LeaseTakenOverError(
+        self.compare(self._read())
+
+    def compare(self, other: dict) -> None:
+        """Raise LeaseTakenOverError where `other`, a lease or the part of one in a checkpoint, is a later session's."""
+        if (other.get("fence", 0), other.get("session", "")) > (self.fence, self.session):
+            error = LeaseTakenOverError(
                 "A later session has taken this work over; this session stops writing", where=self.what,
-                got=f"fence {self.fence}", wanted=record["fence"],
+                got=f"fence {self.fence}", wanted=other["fence"],
                 next_step="stop this session, or open a run of its own with FRESH",
             )  # fmt: skip
+            if self.taken_over is None:
+                _log.warning("%s The work of this session ends at its next step; its saves stay.", error)
+            self.taken_over = error
+            raise error
 
-    def _has_ended(self, record: dict, lock: str) -> bool:
+    def check_unlocked(self) -> None:
+        """Raise CheckpointError when another living process of this machine holds the lock; nothing is acquired."""
+        check_lock_file_free(self.lock_file, self.what)
+
+    def _unlock(self) -> None:
+        if self._lock:
+            self._lock = ""
+            release_lock_file(self.lock_file)
+
+    def _has_ended(self, record: dict) -> bool:
         if record["released"] or record["session"] == self.session:
             return True
-        if lock and (record["lock"] == lock or (record is _UNREADABLE and not self._mirror)):
+        if self._lock and (record["lock"] == self._lock or (record is _UNREADABLE and not self._mirror)):
             return True
         return record is not _UNREADABLE and self._now() - record["seen"] > STALE_SECONDS
 
-    def _watch(self, first: dict, lock: str) -> dict:
+    def _watch(self, first: dict) -> dict:
         """Return the newest record when its session has ended. Raises CheckpointError when it is renewed."""
         _log.warning(
             "Another session, on %s, worked on %s: waiting up to %.0f s to see whether it still runs",
@@ -111,7 +149,7 @@ class PhaseLease:
         while (remaining := until - self._clock()) > 0:
             self._sleep(min(POLL_SECONDS, remaining))
             record = self._read() or first
-            if record is not _UNREADABLE and self._has_ended(record, lock):
+            if record is not _UNREADABLE and self._has_ended(record):
                 break
             if record is not _UNREADABLE and _life(record) != _life(first):
                 raise CheckpointError(
@@ -131,11 +169,9 @@ class PhaseLease:
         if not files.is_file(self.path):
             return {}
         try:
-            record = {**_UNREADABLE, **parse_json(files.read(self.path, 1 << 16))}
-            typed = all(type(record[name]) in (type(value), int) for name, value in _UNREADABLE.items())
+            return {**_UNREADABLE, **parse_json(files.read(self.path))}
         except (FileError, ValueError, TypeError):
             return _UNREADABLE
-        return record if typed else _UNREADABLE
 
     def _write(self, released: bool) -> None:
         self._beat += 1

@@ -1,30 +1,271 @@
-"""Checkpoint manager: the checkpoints of one run, saved on a schedule and loaded by phase.
+"""Checkpoints of a run, saved on a schedule and loaded by phase.
 
-A phase is a unit of work, such as "train_xgboost". Saves are self-verifying files (`checkpoint_folder`).
+A phase is a unit of work, such as "train_xgboost". Its state is copied in memory, written in a thread to a file that
+verifies itself (`checkpoint_folder`), and pushed where the workspace is elsewhere. One process owns it (`lease`).
 """
 
 import atexit
 import logging
 import os
+import re
 import threading
+import time
 import weakref
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
 
 from ml_factory.background import BackgroundThread
 from ml_factory.checkpoints.checkpoint_folder import USER_SUFFIX, CheckpointFolder
 from ml_factory.checkpoints.latest_training import latest_training_checkpoint
-from ml_factory.checkpoints.lease import RENEW_SECONDS
-from ml_factory.checkpoints.phase import PhaseCheckpoints, check_phase_name
-from ml_factory.checkpoints.schedule import SaveSchedule, SaveTimer
-from ml_factory.errors import FactoryError, SessionOverError, SettingsError
+from ml_factory.checkpoints.lease import RENEW_SECONDS, LeaseTakenOverError, PhaseLease
+from ml_factory.checkpoints.schedule import SaveSchedule, SaveTimer, reserved_save_seconds
+from ml_factory.checkpoints.stop_signals import stop
+from ml_factory.errors import CheckpointError, FactoryError, SessionOverError, SettingsError, WorkspaceError
 from ml_factory.process_identity import process_id
+from ml_factory.redaction import redact_secrets
+from ml_factory.storage.json_values import fingerprint_json
+from ml_factory.storage.serialization import pack_state
 
 NO_RUN = "default"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,99}")
+# Status of a save. Saved locally: on this machine's disk alone. Saved: verified in the workspace.
+IN_MEMORY, REFUSED, LOCAL, SAVED = "in memory", "not saved", "saved locally", "saved"
+COPIED = "copied to the mount, upload unconfirmed"
+_WAIT_SECONDS = 1.0  # that the end of a unit waits for the upload
+_END_UPLOAD_SECONDS = 10.0  # that a process asked to stop waits for the upload
+_PAUSES = (0.2, 0.5, 1.0, 2.0, 4.0)  # seconds between the attempts of a save that must be made
+# Message on the last save when the work ends.
+_REACHED = {
+    SAVED: "the work was saved and stopped here",
+    COPIED: "the work was saved and stopped here; that the mount's copy was uploaded is not confirmed",
+    LOCAL: "the work was saved on this machine's disk alone, the workspace did not accept it in time",
+    IN_MEMORY: "the last save is still being written, only the one before it is sure",
+    REFUSED: "the last save was refused, only the one before it stands",
+}
 _UPLOAD_SECONDS = 60.0  # that the end of a run waits for its uploads
 _STOPPED_SECONDS = 1.0  # where the process was asked to stop: its last save has waited before
 _EXIT_SECONDS = 10.0  # for the last writes at interpreter exit
+_save_seconds: dict[Path, float] = {}  # by folder: a unit that begins late in a session knows how long saves take
+_newest: list[dict] = []  # the save whose status is shown
 _open: "weakref.WeakSet[CheckpointManager]" = weakref.WeakSet()
 _log = logging.getLogger("ml_factory")
+
+
+class PhaseCheckpoints:
+    """Checkpoints of one phase of a run; made by `CheckpointManager.phase`, handed to the training.
+
+    Attributes: `last_save`, description of the last save, None before the first; `lease`.
+    """
+
+    def __init__(self, manager: "CheckpointManager", name: str):
+        self._manager, self.folder, self._writer = manager, manager.folder, manager.writer
+        self.run, self.name = manager.save_run, check_phase_name(name, "phase")
+        self._timer, self._ending = SaveTimer(manager.auto_seconds, manager.schedule), manager.schedule.ending
+        self.last_save: dict | None = None
+        self.lease = PhaseLease(
+            self.folder.leases / f"{fingerprint_json([self.run, name])[:16]}.json",
+            self.folder.folder / "locks" / f"{self.run}--{name}.lock", f"run {self.run}, phase {name}", process_id(),
+            self.folder.lease_mirror,
+        )  # fmt: skip
+        self._listening = self._refused = False
+
+    def due(self) -> bool:
+        """Return True when a save that is not forced would happen now. Cheap: called at every step boundary."""
+        return self.due_in() == 0.0
+
+    def due_in(self) -> float:
+        """Return the seconds until a save that is not forced would happen, if nothing ends the session before."""
+        return 0.0 if self.lease.taken_over is not None or self._is_stopping() else self._timer.due_in()
+
+    def _is_stopping(self) -> bool:
+        """Return True after a signal, or when the session is about to end: the next step then saves."""
+        return stop.requested is not None or self._ending(self._save_seconds())
+
+    def _save_seconds(self) -> float:
+        """Return the seconds until the last save in this folder survived the loss of this machine."""
+        return _save_seconds.get(self.folder.folder, 0.0)
+
+    def save(self, state: dict, metrics: dict | None = None, force: bool = False) -> dict | None:
+        """Save a state, as `CheckpointManager.save_checkpoint`: copy it, and write it in the background."""
+        self._manager.check_process()
+        if not force and not self.due():
+            return None
+        self._check_taken_over()
+        metrics = {key: _check_metric(key, value) for key, value in (metrics or {}).items()}
+        self.acquire()
+        self._writer.wait()  # of the write before: two states in memory, never three
+        began = time.perf_counter()
+        copy = pack_state(state, finite=True)
+        info = {"saved_at": datetime.now(UTC).isoformat(), "metrics": metrics, "lease": self.lease.to_dict()}
+        saved = self.last_save = {"run": self.run, "phase": self.name, **info}
+        _set_status(saved, IN_MEMORY)
+        _newest[:] = [saved]
+        self._timer.record_save()
+        pauses = (*(_PAUSES if force or self._is_stopping() else ()), None)
+        self._writer.submit(lambda: self._write(info, copy, pauses, saved, began))
+        self._check_taken_over()
+        if self._is_stopping():
+            self._end_work(saved)
+        return None if saved["status"] == REFUSED else saved
+
+    def _write(
+        self, info: dict, copy: tuple[dict, memoryview], pauses: tuple[float | None, ...], saved: dict, began: float
+    ) -> None:
+        """Write the copied state, then push it where the workspace is elsewhere.
+
+        pauses : in seconds, between attempts where the disk refuses; None ends them.
+        """
+        written = None
+        for pause in pauses:
+            try:
+                written = self.folder.write(self.run, self.name, info, copy, self.lease.compare)
+                break
+            except LeaseTakenOverError:
+                break
+            except (WorkspaceError, OSError, MemoryError) as error:
+                if not self._refused:
+                    _log.warning("Checkpoint of %s not saved, the run goes on and tries again: %s", self.name, error)
+                self._refused = True
+                time.sleep(pause or 0.0)
+        self._timer.record_outcome(written is not None)
+        if written is None:
+            _set_status(saved, REFUSED)
+            return
+        self._refused, is_local = False, self.folder.mirror is None
+        saved.update(written)
+        _set_status(saved, SAVED if is_local else LOCAL)
+        seconds = time.perf_counter() - began
+        _save_seconds[self.folder.folder] = seconds if is_local else max(seconds, self._save_seconds())
+        self._push(saved, began)
+
+    def _push(self, saved: dict, began: float) -> None:
+        """Push this run's files in the background where the workspace is elsewhere."""
+        mirror = self.folder.mirror
+        if mirror is None:
+            return
+
+        def pushed() -> None:
+            _set_status(saved, COPIED if mirror.remote.may_drop_files else SAVED)
+            _save_seconds[self.folder.folder] = time.perf_counter() - began
+
+        place = f"{self.folder.folder.name}/{self.run}/"
+        mirror.push_in_background(place, check=self.lease.check, done=pushed)
+
+    def beat(self) -> None:
+        """Renew the lease, and push the last save again where the workspace did not take it. Raises FactoryError; where
+        another session has the lease, the next step ends the work.
+        """
+        self.lease.renew()
+        if self.last_save is not None and self.last_save["status"] == LOCAL:
+            self._push(self.last_save, time.perf_counter() - self._save_seconds())
+
+    def _check_taken_over(self) -> None:
+        if self.lease.taken_over is not None:
+            raise self.lease.taken_over
+
+    def _end_work(self, saved: dict) -> None:
+        """Wait for the upload as long as the session allows; then re-send the signal, or raise SessionOver."""
+        self._writer.wait()
+        stopping = stop.requested is not None
+        self.folder.wait(_END_UPLOAD_SECONDS if stopping else reserved_save_seconds(self._save_seconds()))
+        reached, last = _REACHED[saved["status"]], describe_save(saved)
+        if stop.requested is not None:
+            _log.warning("Stopped: %s (%s)", reached, last)
+            stop.resend_if_requested()
+        raise SessionOverError(
+            f"This session is about to end: {reached}", where=self.name, got=last,
+            next_step="run again in a new session: it resumes from the newest save",
+        )  # fmt: skip
+
+    def load(self) -> dict | None:
+        """Load the newest checkpoint, as `CheckpointManager.load_latest_checkpoint`, for the process that continues
+        the work.
+
+        That process owns the phase from here on, and handles SIGTERM and SIGINT until `release`. A session that was
+        taken over may return with this call when the other session is gone. Raises CheckpointError when another living
+        process owns the phase.
+        """
+        if self.lease.taken_over is not None:
+            self.lease.taken_over, self.lease.held = None, False
+        self._own()
+        self.folder.pull(self.run)
+        return self.latest()
+
+    def acquire(self) -> None:
+        """Own this phase until `release`, `CheckpointManager.close` or the end of the process.
+
+        Raises CheckpointError when another living process owns it, on this or another machine; nothing was written
+        then, and nothing is kept.
+        """
+        self._manager.check_process()
+        self.lease.acquire(
+            lambda: max((one["lease"]["fence"] for one in self.folder.infos(self.run, self.name)), default=0)
+        )
+        self._manager.start_beating()
+
+    def _own(self) -> None:
+        """Own this phase, and handle SIGTERM and SIGINT."""
+        self.acquire()
+        if not self._listening:
+            self._listening = True
+            stop.listen()
+
+    def check_unlocked_by_others(self) -> None:
+        """Raise CheckpointError when another living process of this machine owns this phase; nothing is acquired."""
+        self.lease.check_unlocked()
+
+    @contextmanager
+    def acquired(self) -> Iterator["PhaseCheckpoints"]:
+        """Own this phase inside a `with`. Raises CheckpointError when another living process does."""
+        self._own()
+        try:
+            yield self
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Release this phase; its checkpoints stay. No effect in a forked process."""
+        if self._manager.is_forked():
+            return
+        self._writer.wait()
+        self.lease.release()
+        if self._listening:
+            self._listening = False
+            stop.remove_listener()
+
+    def wait_uploaded(self) -> None:
+        """Wait for the last save, for its upload at most one second.
+
+        Raises LeaseTakenOverError when another session works on the phase: its result must not be registered then.
+        """
+        self._writer.wait()
+        self.folder.wait(_WAIT_SECONDS)
+        self._check_taken_over()
+
+    def remove_files(self) -> None:
+        """Delete the phase's files after its artifact is registered, or its result stored.
+
+        Raises LeaseTakenOverError when another session works on the phase: then they are that session's.
+        """
+        self._manager.check_process()
+        self.wait_uploaded()
+        try:
+            self.folder.remove(self.run, self.name)
+        except WorkspaceError as error:
+            _log.warning("Checkpoints of %s stay: %s", self.name, error)
+
+    def latest(self) -> dict | None:
+        """Return the newest verified checkpoint, without owning the phase, as `CheckpointFolder.load`."""
+        self._manager.check_process()
+        self._writer.wait()
+        return self.folder.load(self.run, self.name)
+
+    def latest_info(self) -> dict | None:
+        """Return the newest checkpoint's description, unverified; None without one."""
+        self._writer.wait()
+        return next(iter(self.folder.infos(self.run, self.name)), None)
 
 
 class CheckpointManager:
@@ -44,7 +285,8 @@ class CheckpointManager:
     during_training : `run` is a training's: its checkpoints are read, and saves made here are stored separately, so
         that the training resumes from its own.
 
-    Attribute: `folder`, the files.
+    Attributes: `folder`, the files; `save_run`, the run whose files are written; `writer`, which runs the writes in
+    order; `auto_seconds`, `schedule`.
     """
 
     def __init__(
@@ -58,25 +300,20 @@ class CheckpointManager:
         if type(keep_last) is not int or keep_last < 1:
             raise SettingsError("At least one checkpoint is kept", where="keep_last", got=keep_last, wanted=">= 1")
         self.run = check_phase_name(run, "run")
-        self._save_run = check_phase_name(f"{run}{USER_SUFFIX}" if during_training else run, "run")
-        self._auto_seconds, self._schedule = auto_save_minutes * 60, schedule or SaveSchedule()
+        self.save_run = check_phase_name(f"{run}{USER_SUFFIX}" if during_training else run, "run")
+        self.auto_seconds, self.schedule = auto_save_minutes * 60, schedule or SaveSchedule()
         self._phases: dict[str, PhaseCheckpoints] = {}
         self._warned = False  # of an unfitted model
         self.folder = CheckpointFolder(folder, keep_last)
-        self._writer = BackgroundThread("checkpoint", inline=not background)
-        self._process, self._stop_beating = process_id(), threading.Event()
-        self._heart: threading.Thread | None = None
+        self.writer = BackgroundThread("checkpoint", inline=not background)
+        self._process = process_id()
+        self._stop_beating: threading.Event | None = None
         _open.add(self)
 
     def phase(self, name: str) -> PhaseCheckpoints:
         """Return the checkpoints of one phase (one unit of work: a model, a fold)."""
         if name not in self._phases:
-            check_phase_name(name, "phase")
-            schedule = self._schedule
-            timer = SaveTimer(self._auto_seconds, schedule.first_save_minutes * 60, schedule.clock)
-            self._phases[name] = PhaseCheckpoints(
-                self.folder, self._save_run, name, timer, schedule.ending, self._writer, self._beat
-            )
+            self._phases[name] = PhaseCheckpoints(self, name)
         return self._phases[name]
 
     def save_checkpoint(self, phase: str, state: dict, force: bool = False, metrics: dict | None = None) -> dict | None:
@@ -116,15 +353,15 @@ class CheckpointManager:
 
     def list_checkpoints(self, phase: str | None = None) -> list[dict]:
         """List the verified checkpoints of one phase or of all, oldest first, at most `keep_last` of each."""
-        self._writer.wait()
-        names = [check_phase_name(phase, "phase")] if phase else self.folder.phases(self._save_run)
-        return [info for name in names for info in self.folder.list_verified(self._save_run, name)]
+        self.writer.wait()
+        names = [check_phase_name(phase, "phase")] if phase else self.folder.phases(self.save_run)
+        return [info for name in names for info in self.folder.list_verified(self.save_run, name)]
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait for every background write and upload; return False when some are unfinished after `seconds`, or the
         workspace refused them. Refused writes have been logged.
         """
-        return self._writer.wait(seconds) and self.folder.wait(seconds)
+        return self.writer.wait(seconds) and self.folder.wait(seconds)
 
     @property
     def last_saves(self) -> list[dict]:
@@ -135,29 +372,42 @@ class CheckpointManager:
         """Finish the writes and release the run for other processes; wait `seconds` for the uploads. What the workspace
         does not accept in time stays on the local disk, and the next session uploads it. No effect in a forked process.
         """
-        if self._process != process_id():
+        if self.is_forked():
             return
-        self._writer.wait()
-        self._stop_beating.set()
+        self.writer.wait()
+        if self._stop_beating is not None:
+            self._stop_beating.set()
+            self._stop_beating = None
         for phase in self._phases.values():
             phase.release()
         if self._phases:
             self.folder.wait(seconds)
-        self._writer.close()
         _open.discard(self)
 
-    def _beat(self) -> None:
+    def start_beating(self) -> None:
         """Renew the leases in the background from now on."""
-        if self._heart is None or self._stop_beating.is_set():
+        if self._stop_beating is None:
             self._stop_beating = threading.Event()
-            self._heart = threading.Thread(target=self._renew, args=(self._stop_beating,), name="lease", daemon=True)
-            self._heart.start()
+            threading.Thread(target=self._beat, args=(self._stop_beating,), name="lease", daemon=True).start()
 
-    def _renew(self, stopped: threading.Event) -> None:
+    def _beat(self, stopped: threading.Event) -> None:
         while not stopped.wait(RENEW_SECONDS):
             for phase in list(self._phases.values()):
                 with suppress(FactoryError):
                     phase.beat()
+
+    def is_forked(self) -> bool:
+        """Return True in a forked process: the writing thread and the leases are its parent's."""
+        return self._process != process_id()
+
+    def check_process(self) -> None:
+        """Raise CheckpointError in a forked process."""
+        if self.is_forked():
+            raise CheckpointError(
+                "This CheckpointManager belongs to another process", where=self.folder.folder,
+                got="a process made by fork", wanted="the process that opened it",
+                next_step="open a CheckpointManager in the process that saves",
+            )  # fmt: skip
 
     def __enter__(self) -> "CheckpointManager":
         return self
@@ -172,12 +422,49 @@ class CheckpointManager:
 
 def open_checkpoint_managers() -> list[CheckpointManager]:
     """List the managers that this process has open."""
-    return [manager for manager in list(_open) if manager._process == process_id()]
+    return [manager for manager in list(_open) if not manager.is_forked()]
 
 
 def _at_exit() -> None:
     for manager in open_checkpoint_managers():
-        manager._writer.wait(_EXIT_SECONDS)
+        manager.writer.wait(_EXIT_SECONDS)
 
 
 atexit.register(_at_exit)
+
+
+def describe_save(saved: dict) -> str:
+    """Return phase, number, status and time of a save."""
+    number = f" #{saved['sequence']}" if "sequence" in saved else ""
+    return f"{saved['phase']}{number} {saved['status']} {time.strftime('%H:%M:%S', time.localtime(saved['status_at']))}"
+
+
+def save_status_line() -> str:
+    """Return the status of this process's newest checkpoint; "" before the first."""
+    return describe_save(_newest[0]) if _newest else ""
+
+
+def _set_status(saved: dict, status: str) -> None:
+    saved.update(status=status, status_at=time.time())
+
+
+def check_phase_name(name: str, field: str) -> str:
+    """Return the name if it is legal in a file's name. Raises SettingsError with a legal one.
+
+    field : what is named.
+    """
+    if isinstance(name, str) and NAME.fullmatch(name):
+        return name
+    proposal = re.sub(r"[^A-Za-z0-9._=-]+", "-", str(name)).lstrip("._=-")[:100] or "train"
+    raise SettingsError(
+        f"A {field}'s name becomes the name of a file",
+        where=field, got=repr(name), wanted="letters, digits and . _ = - (100 at most)", next_step=f"use {proposal!r}",
+    )  # fmt: skip
+
+
+def _check_metric(key: str, value: object) -> object:
+    """Return a metric as JSON can hold it; NumPy and torch scalars become Python numbers."""
+    value = value.item() if hasattr(value, "item") else value
+    if value is None or isinstance(value, bool | int | float | str):
+        return redact_secrets(value) if isinstance(value, str) else value
+    raise CheckpointError("A metric is a number or a text", where=key, got=type(value).__name__)

@@ -4,8 +4,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from ml_factory.checkpoints.manager import open_checkpoint_managers
-from ml_factory.checkpoints.save_status import COPIED, IN_MEMORY, LOCAL, REFUSED, describe_save
+from ml_factory.checkpoints.manager import (
+    COPIED,
+    IN_MEMORY,
+    LOCAL,
+    REFUSED,
+    describe_save,
+    open_checkpoint_managers,
+)
 
 
 def safe_stop(

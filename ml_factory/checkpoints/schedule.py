@@ -46,16 +46,16 @@ class SaveTimer:
     Parameters
     ----------
     interval : seconds between two saves of a run that is no longer young.
-    first_interval : seconds between saves until `interval` has passed since the first one: a new run has most to lose.
-    clock : monotonic seconds.
+    schedule : its clock, and the minutes between saves until `interval` has passed since the first one: a new run has
+        most to lose.
     """
 
-    def __init__(self, interval: float, first_interval: float, clock: Callable[[], float]):
-        self._interval, self._first_interval, self._clock = interval, min(first_interval, interval), clock
+    def __init__(self, interval: float, schedule: SaveSchedule):
+        self._interval, self._clock = interval, schedule.clock
+        self._first_interval = min(schedule.first_save_minutes * 60, interval)
         self._first_save: float | None = None
         self._last_save: float | None = None
         self._retry_at = math.inf
-        self._accepted = False
 
     def due_in(self) -> float:
         """Return the seconds until a save is due, 0 when it is; the first is due at once."""
@@ -69,14 +69,15 @@ class SaveTimer:
     def record_save(self) -> None:
         """Record that a save was handed over now; whether a disk takes it is recorded later."""
         self._last_save, self._retry_at = self._clock(), math.inf
-        self._first_save = self._last_save if self._first_save is None else self._first_save
 
     def record_outcome(self, accepted: bool) -> None:
-        """Record whether a disk has taken the save handed over last; one that was refused is due again soon."""
-        self._accepted = self._accepted or accepted
+        """Record whether a disk has taken the save handed over last; one that was refused is due again soon.
+
+        A run without a checkpoint stays young.
+        """
         self._retry_at = math.inf if accepted else self._clock() + _RETRY_SECONDS
-        if not self._accepted:  # a run without a checkpoint is as young as it was
-            self._first_save = None
+        if accepted and self._first_save is None:
+            self._first_save = self._last_save
 
 
 def reserved_save_seconds(save_seconds: float) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ml_factory.checkpoints.phase import PhaseCheckpoints
+from ml_factory.checkpoints.manager import PhaseCheckpoints
 from ml_factory.code_fingerprint import source_hash
 from ml_factory.errors import SettingsError
 from ml_factory.models.base import ModelFitResult, merge_inexact_reasons

@@ -271,7 +271,7 @@ class Feed:
                 columns = {name: np.asarray(one, texts[name]) for name, one in stored["bars"].items()}
                 start = pd.DatetimeIndex(columns.pop("start").view("M8[ns]"), tz="UTC", name="timestamp")
                 self._kept = pd.DataFrame(columns, index=start)
-                self._answers = parse_json(stored["answers"], largest=None)
+                self._answers = parse_json(stored["answers"])
                 replayed = stored["bundle"] != self._served.id
                 if replayed:
                     stream.push_checked(self._kept)

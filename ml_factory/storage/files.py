@@ -4,12 +4,14 @@
 a mount or in a bucket has a local working copy (`mirror`). Failures are FileErrors, which name the file.
 
 A new file is written to a temporary name in its own folder (a temporary file elsewhere could not be renamed across file
-systems), flushed to the disk and renamed over the old file. The writer locks its temporary file: one that no
-process holds was left by a killed process, and goes with the next write.
+systems), flushed to the disk and renamed over the old file. The name holds the writer's process: what a killed one has
+left is deleted by the next write.
+
+Deletions in a mirrored workspace are noted, and made on the remote by the next push: a file that is only missing stays
+there.
 """
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -24,10 +26,11 @@ from typing import Any
 
 from ml_factory.errors import FileError
 from ml_factory.redaction import redact_values
-from ml_factory.storage.json_values import LARGEST_JSON, parse_json
-from ml_factory.storage.mirror_removals import note_removal
+from ml_factory.storage.json_values import parse_json
 
 REMOVED = ".removed-"  # prefix of a folder's name while it is deleted
+LEDGER, REMOVALS = ".mirror.json", ".mirror-removals"  # in the folder of a mirror (`mirror`)
+LARGEST_JSON = 1 << 24  # bytes of a file
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NO_FSYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})  # of file systems without fsync
 
@@ -135,16 +138,15 @@ class Files:
         temporary = temporary_path(path)
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            sweep_temporary_files(path)
+            _sweep_temporary_files(path)
         with disk_errors(path, lambda: size or (temporary.stat().st_size if temporary.exists() else 0) or None):
-            held = _open_temporary(temporary)
+            temporary.unlink(missing_ok=True)  # a link there is removed, and never followed
             try:
                 writer(temporary)
                 _commit(temporary, path, flush)
             finally:
                 with suppress(OSError):
                     temporary.unlink(missing_ok=True)
-                os.close(held)
 
     def write(self, path: str | os.PathLike, data: bytes) -> None:
         """Replace the file in one step."""
@@ -166,7 +168,7 @@ class Files:
     def remove(self, path: str | os.PathLike) -> None:
         """Delete the file if it exists."""
         with disk_errors(Path(path)):
-            note_removal(Path(path))
+            _note_removal(Path(path))
             Path(path).unlink(missing_ok=True)
 
     def remove_folder(self, path: str | os.PathLike) -> None:
@@ -184,7 +186,7 @@ class Files:
             for folder, _, _ in os.walk(path, onerror=raise_error):
                 if os.lstat(folder).st_dev != top.st_dev:
                     raise OSError(errno.EXDEV, f"another file system is mounted at {folder}")
-            note_removal(path)
+            _note_removal(path)
             if not path.name.startswith(REMOVED):
                 path = path.rename(path.with_name(f"{REMOVED}{secrets.token_hex(4)}-{path.name}"[:255]))
             shutil.rmtree(path)
@@ -236,22 +238,6 @@ def temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
 
 
-def _open_temporary(temporary: Path) -> int:
-    """Make the file at a temporary path and lock it; what is there, such as a link, is removed, and never opened.
-
-    Another process may take the file away between the two steps: then it is made again.
-    """
-    while True:
-        temporary.unlink(missing_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        with suppress(OSError):  # a file system without locks, on which no leftover is found
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), os.lstat(temporary)):
-                return descriptor
-        os.close(descriptor)
-
-
 def _commit(temporary: Path, path: Path, flush: bool) -> None:
     """Rename a finished temporary file to `path`; with `flush` the rename survives a power cut."""
     descriptor = os.open(temporary, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)  # a link fails here
@@ -262,20 +248,35 @@ def _commit(temporary: Path, path: Path, flush: bool) -> None:
         os.close(descriptor)
     os.replace(temporary, path)
     if flush:
-        with suppress(OSError):  # the file itself is replaced and flushed
-            flush_folder(path.parent)
-
-
-def sweep_temporary_files(path: Path) -> None:
-    """Delete temporary files of `path` that no process holds any more."""
-    for leftover in path.parent.glob(f".{path.name}.*.tmp"):
-        with suppress(OSError):
-            descriptor = os.open(leftover, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with suppress(OSError):  # the file itself is replaced and flushed; systems that open no folders do this too
+            descriptor = os.open(path.parent, os.O_RDONLY)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: it is being written
-                leftover.unlink()
+                flush_to_disk(descriptor)
             finally:
                 os.close(descriptor)
+
+
+def _sweep_temporary_files(path: Path) -> None:
+    """Delete temporary files of `path` whose process has ended."""
+    for leftover in path.parent.glob(f".{path.name}.*.tmp"):
+        with suppress(OSError, ValueError):
+            try:
+                os.kill(int(leftover.name.split(".")[-2].partition("-")[0]), 0)
+            except ProcessLookupError:
+                leftover.unlink()
+
+
+def _note_removal(path: Path) -> None:
+    """Note the objects at or below this path, with their versions in the mirror's ledger; elsewhere do nothing."""
+    path = path.absolute()
+    mirror = next((folder for folder in path.parents if (folder / LEDGER).is_file()), None)
+    if mirror is None:
+        return
+    name, ledger = path.relative_to(mirror).as_posix(), files.read_json_or_none(mirror / LEDGER) or {}
+    with open(mirror / REMOVALS, "a", encoding="utf-8") as file:
+        for one, facts in ledger.items():
+            if one == name or one.startswith(f"{name}/"):
+                file.write(json.dumps([one, facts["version"]]) + "\n")
 
 
 def flush_to_disk(descriptor: int) -> None:
@@ -285,16 +286,6 @@ def flush_to_disk(descriptor: int) -> None:
     except OSError as error:
         if error.errno not in _NO_FSYNC:
             raise
-
-
-def flush_folder(folder: Path) -> None:
-    """Make new names in the folder survive a power cut; systems that cannot open folders do this themselves."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            flush_to_disk(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def raise_error(error: OSError) -> None:

@@ -7,39 +7,22 @@ import os
 from collections import Counter
 from typing import Any
 
-LARGEST_JSON = 1 << 24  # bytes of a file
-DEEPEST_JSON = 100
-_MOST_DIGITS = 20  # of an integer: 64 bits and a sign
 
-
-def parse_json(
-    text: bytes | str, *, largest: int | None = LARGEST_JSON, deepest: int = DEEPEST_JSON, finite: bool = True
-) -> Any:
+def parse_json(text: bytes | str, *, finite: bool = True) -> Any:
     """Parse strict JSON of a file that anyone may have written.
 
     Parameters
     ----------
     text : UTF-8 where it is bytes.
-    largest : characters; None for a state, which is as large as it is.
-    deepest : lists and objects inside each other.
     finite : refuse NaN and infinities, which JSON does not have.
 
-    Raises ValueError, in one line, for text beyond these limits, a repeated name, or an integer of more than 64 bits.
+    Raises ValueError, in one line, also for a repeated name.
     """
-    if largest is not None and len(text) > largest:
-        raise ValueError(f"{len(text):,} bytes, more than {largest:,}")
     text = text if isinstance(text, str) else text.decode("utf-8-sig")
     try:
-        value = (_STRICT if finite else _WITH_NAN).decode(text)
+        return (_STRICT if finite else _WITH_NAN).decode(text)
     except RecursionError:
-        raise ValueError(f"nested deeper than {deepest}") from None
-    level = [value] if isinstance(value, dict | list) else []
-    for _ in range(deepest):
-        holders = (item.values() if isinstance(item, dict) else item for item in level)
-        level = [item for holder in holders for item in holder if isinstance(item, dict | list)]
-        if not level:
-            return value
-    raise ValueError(f"nested deeper than {deepest}")
+        raise ValueError("lists or objects are nested too deeply") from None
 
 
 def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -50,12 +33,6 @@ def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _parse_short_integer(text: str) -> int:
-    if len(text) > _MOST_DIGITS:
-        raise ValueError(f"an integer of {len(text):,} digits")
-    return int(text)
-
-
 def _parse_finite_float(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
@@ -63,11 +40,10 @@ def _parse_finite_float(text: str) -> float:
     return value
 
 
-_WITH_NAN = json.JSONDecoder(object_pairs_hook=_unique_names, parse_int=_parse_short_integer)
+_WITH_NAN = json.JSONDecoder(object_pairs_hook=_unique_names)
 _STRICT = json.JSONDecoder(
-    object_pairs_hook=_unique_names, parse_int=_parse_short_integer, parse_float=_parse_finite_float,
-    parse_constant=_parse_finite_float,
-)  # fmt: skip
+    object_pairs_hook=_unique_names, parse_float=_parse_finite_float, parse_constant=_parse_finite_float
+)
 
 
 def fingerprint_json(obj: object) -> str:

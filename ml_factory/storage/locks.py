@@ -26,8 +26,7 @@ from ml_factory.storage.files import disk_errors
 
 _BUSY = frozenset({errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN})
 _PATIENCE_SECONDS = 0.3  # another process may look at the lock, or a child of its last holder be about to start
-_guard = threading.RLock()  # no fork between the opening of a file and its entry in `_open_files`
-_open_files: set[int] = set()
+_guard = threading.RLock()  # no fork between the opening of a file and its entry in `_held`
 _held: dict[Path, list[int]] = {}  # lock file -> [its descriptor, number of its acquisitions]
 
 
@@ -44,9 +43,7 @@ def acquire_lock_file(path: Path, what: str) -> str:
     """
     path = Path(os.path.abspath(path))
     with _guard:
-        if path in _held:
-            _held[path][1] += 1
-        else:
+        if path not in _held:
             with disk_errors(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 descriptor = _lock(path, what)
@@ -55,7 +52,8 @@ def acquire_lock_file(path: Path, what: str) -> str:
             with suppress(OSError):  # the text only names the holder in messages
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
-            _held[path] = [descriptor, 1]
+            _held[path] = [descriptor, 0]
+        _held[path][1] += 1
         facts = os.fstat(_held[path][0])
         return f"{boot_id()} {facts.st_dev:x}:{facts.st_ino:x}"
 
@@ -67,18 +65,17 @@ def release_lock_file(path: Path) -> None:
         if path in _held:
             _held[path][1] -= 1
             if not _held[path][1]:
-                _close(_held.pop(path)[0])
+                _unlock(_held.pop(path)[0])
 
 
 def check_lock_file_free(path: Path, what: str) -> None:
     """Raise CheckpointError when another process holds the lock file; nothing is written, and no lock is kept."""
     path = Path(os.path.abspath(path))
-    if path in _held or not path.is_file():
-        return
-    with disk_errors(path), suppress(FileNotFoundError):
-        descriptor = _lock(path, what, os.O_RDONLY, fcntl.LOCK_SH)
-        if descriptor is not None:
-            _close(descriptor)
+    if path not in _held and path.is_file():
+        with disk_errors(path):
+            descriptor = _lock(path, what)
+            if descriptor is not None:
+                _unlock(descriptor)
 
 
 @contextmanager
@@ -92,69 +89,48 @@ def file_lock(path: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        _close(descriptor)
+        _unlock(descriptor)
 
 
-def _open(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
-    with _guard:
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        _open_files.add(descriptor)
-        return descriptor
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
-def _close(descriptor: int) -> None:
-    """Unlock and close, unless a fork already closed this copy."""
-    with _guard:
-        if descriptor in _open_files:
-            _open_files.discard(descriptor)
-            with suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for copies that no fork hook of Python closed
-            os.close(descriptor)
+def _unlock(descriptor: int) -> None:
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for copies that no fork hook of Python closed
+    os.close(descriptor)
 
 
-def _lock(path: Path, what: str, flags: int = os.O_RDWR | os.O_CREAT, how: int = fcntl.LOCK_EX) -> int | None:
-    """Return a descriptor of the locked file that is at `path` now; None where the file system has no locks.
+def _lock(path: Path, what: str) -> int | None:
+    """Return a descriptor of the locked file; None where the file system has no locks.
 
     Raises CheckpointError when another process holds it.
     """
-    until = time.monotonic() + _PATIENCE_SECONDS
+    descriptor, until = _open(path), time.monotonic() + _PATIENCE_SECONDS
     while True:
-        descriptor = _open(path, flags)
         try:
-            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-            if _is_at(descriptor, path):
-                return descriptor
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
         except OSError as error:
+            if error.errno in _BUSY and time.monotonic() < until:
+                time.sleep(0.02)
+                continue
+            holder = os.pread(descriptor, 400, 0).decode(errors="replace").split()
+            os.close(descriptor)
             if error.errno not in _BUSY:
-                _close(descriptor)
                 return None
-            if time.monotonic() > until:
-                holder = os.pread(descriptor, 400, 0).decode(errors="replace").split()
-                _close(descriptor)
-                raise CheckpointError(
-                    f"Another process is working on {what}", where=path,
-                    got=f"process {holder[0]} on {holder[1]}" if len(holder) == 2 else "a lock that is held",
-                    next_step="wait for it or stop it, or open a new run with FRESH",
-                ) from error  # fmt: skip
-        _close(descriptor)
-        time.sleep(0.02)
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    """Return True when this is the file at `path`, which may have been deleted and made again."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False
+            raise CheckpointError(
+                f"Another process is working on {what}", where=path,
+                got=f"process {holder[0]} on {holder[1]}" if len(holder) == 2 else "a lock that is held",
+                next_step="wait for it or stop it, or open a new run with FRESH",
+            ) from error  # fmt: skip
 
 
 def _close_copies() -> None:
     """Close the lock files that a fork has copied; they stay locked by the parent."""
-    for descriptor in _open_files:
-        with suppress(OSError):
-            os.close(descriptor)
-    _open_files.clear()
-    _held.clear()
+    while _held:
+        os.close(_held.popitem()[1][0])
     _guard.release()
 
 

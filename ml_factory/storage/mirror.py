@@ -15,10 +15,9 @@ from pathlib import Path
 from ml_factory.background import BackgroundThread
 from ml_factory.errors import CheckpointError, WorkspaceError
 from ml_factory.process_identity import process_id
-from ml_factory.storage.files import files, local_cache_folder
-from ml_factory.storage.json_values import fingerprint_json
+from ml_factory.storage.files import LEDGER, REMOVALS, files, local_cache_folder
+from ml_factory.storage.json_values import fingerprint_json, parse_json
 from ml_factory.storage.locks import file_lock
-from ml_factory.storage.mirror_removals import LEDGER, noted_removals
 from ml_factory.storage.remote import Remote
 from ml_factory.storage.stored_paths import is_plain_name, stored_path
 
@@ -114,7 +113,7 @@ class Mirror:
 
     def _pull(self, places: tuple[str, ...]) -> MirrorPass:
         ledger, remote = self._ledger(), self._list_remote(places)
-        pulled, removed, noted = [], [], noted_removals(self.folder)
+        pulled, removed, noted = [], [], self._noted_removals()
         for name, facts in sorted(remote.items(), key=_data_first):
             known = ledger.get(name)
             if known and known["version"] == facts["version"] and (self.folder / name).exists():
@@ -122,10 +121,8 @@ class Mirror:
             if (name, facts["version"]) in noted:  # removed here, and there with the next push
                 continue
             if known is None or _stamp(self.folder / name) in (known["local"], None):
-                if known is None:
-                    self._keep_own(name, facts)
                 try:
-                    version = self._fetch(name, facts)
+                    version = self._fetch(name, facts, is_first=known is None)
                 except CheckpointError as error:  # torn there since: this machine's is uploaded again
                     _log.warning("The workspace's copy is not used, this machine's stays: %s", error)
                     ledger[name] = {"version": facts["version"], "local": None}
@@ -148,14 +145,6 @@ class Mirror:
             return gone
         runs = {_run_folder(name) for name in remote}
         return [name for name in gone if remote and name.startswith(_CHECKPOINTS) and _run_folder(name) not in runs]
-
-    def _keep_own(self, name: str, facts: dict) -> None:
-        """Move a local file away that is not the remote's of this name, which comes in its place."""
-        path = self.folder / name
-        if path.is_file() and not self.remote.is_copy(path, name, facts):
-            kept = path.with_name(path.name + _KEPT)
-            os.replace(path, kept)
-            _log.warning("The workspace holds another %s: this machine's, never uploaded, is now %s", name, kept)
 
     def fetch(self, name: str) -> Path:
         """Return the local path of one object: downloaded and verified, unless this version is already there."""
@@ -183,13 +172,13 @@ class Mirror:
         pushed, removed = [], []
         for name in sorted(changed, key=lambda name: _data_first((name, None))):
             try:
-                ledger[name] = {"version": self.remote.put(self.folder / name, name), "local": local[name]}
+                ledger[name] = {"version": self.remote.put(name, self.folder / name), "local": local[name]}
             except WorkspaceError:
                 if _stamp(self.folder / name) == local[name]:
                     raise
                 continue  # a slot overwritten during its upload: the next pass uploads it
             pushed.append(name)
-        noted = noted_removals(self.folder) if not places else set()  # what replaces it may be elsewhere, not up yet
+        noted = self._noted_removals() if not places else set()  # what replaces it may be elsewhere, not up yet
         for name in [name for name in ledger if _in_pass(name, places) and name not in local]:
             if (name, ledger[name]["version"]) not in noted:
                 continue
@@ -200,17 +189,24 @@ class Mirror:
 
     # ------------------------------------------------------------------ one file
 
-    def _fetch(self, name: str, facts: dict) -> str:
+    def _fetch(self, name: str, facts: dict, *, is_first: bool = False) -> str:
         """Download a file to a temporary one, compare it with the remote's, and rename it into place; return its
         version: a later one than listed, where another machine has overwritten it since. A file that verifies itself
         takes the place of a local one only where it is intact; raises CheckpointError else.
-        """
-        verify = _verifiers.get(Path(name).suffix) if (self.folder / name).is_file() else None
 
-        def fill(path: Path) -> None:
-            self.remote.get(name, path, facts)
+        is_first : a local file was never pushed; where it differs, it is moved away.
+        """
+        path = self.folder / name
+        verify = _verifiers.get(path.suffix) if path.is_file() else None
+
+        def fill(temporary: Path) -> None:
+            self.remote.get(name, temporary, facts)
             if verify is not None:
-                verify(path)
+                verify(temporary)
+            if is_first and path.is_file() and files.sha256(path) != files.sha256(temporary):
+                kept = path.with_name(path.name + _KEPT)
+                os.replace(path, kept)
+                _log.warning("The workspace holds another %s: this machine's, never uploaded, is now %s", name, kept)
 
         for _ in range(_FETCHES):
             try:
@@ -246,6 +242,11 @@ class Mirror:
                 yield name
 
     # ------------------------------------------------------------------ ledger of synchronized versions
+
+    def _noted_removals(self) -> set[tuple[str, str]]:
+        """Return (name, version) of the objects whose removal was noted (`files`)."""
+        path = self.folder / REMOVALS
+        return {tuple(parse_json(line)) for line in path.read_bytes().splitlines()} if path.is_file() else set()
 
     def _ledger(self) -> dict[str, dict]:
         """Return the versions of the last pass; {} where the file is damaged: all objects are then compared again."""

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +48,8 @@ _OVERWRITTEN = (".ckpt", ".jsonl")
 
 
 class Remote:
-    """Files by name, reached through child processes: an idle one, or a new one where each is at work.
-
-    Facts of a file are {"size", "version"} and what else its copy is compared with. Methods raise WorkspaceError where
-    the remote refuses, UnresponsiveMountError where a mount does not answer.
+    """The methods of `MountedFolder` or `Bucket`, run in child processes: an idle one, or a new one where each is at
+    work. They raise WorkspaceError where the remote refuses, UnresponsiveMountError where a mount does not answer.
 
     Parameters
     ----------
@@ -68,36 +67,12 @@ class Remote:
         self._idle: list[_Child] = []
         self._process = process_id()
 
-    def list_files(self, folder: str) -> dict[str, dict]:
-        """Return name -> facts of all files below the folder."""
-        return self._call("list_files", folder)
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        if method.startswith("_"):
+            raise AttributeError(method)
+        return partial(self._call, method)
 
-    def facts(self, name: str) -> dict:
-        return self._call("facts", name, where=name)
-
-    def get(self, name: str, path: Path, facts: dict) -> None:
-        """Download a file and compare it with its facts."""
-        self._call("get", name, str(path), facts, where=name)
-
-    def put(self, path: Path, name: str) -> str:
-        """Upload a file, compare what is there then, and return its version."""
-        return self._call("put", str(path), name, where=name)
-
-    def remove(self, name: str) -> None:
-        self._call("remove", name, where=name)
-
-    def is_copy(self, path: Path, name: str, facts: dict) -> bool:
-        return self._call("is_copy", str(path), name, facts, where=name)
-
-    def make_folders(self, *names: str) -> None:
-        """Make these folders. Raises WorkspaceError where the remote cannot be written."""
-        self._call("make_folders", *names)
-
-    def names(self) -> list[str]:
-        """List what is right below the address."""
-        return self._call("names")
-
-    def _call(self, method: str, *args: object, where: str = "") -> Any:
+    def _call(self, method: str, *args: Any) -> Any:
         if self._process != process_id():  # after a fork: the children are the parent's
             self._idle, self._process = [], process_id()
         child = None
@@ -108,7 +83,7 @@ class Remote:
                 child = _Child(self._address, SILENCE_SECONDS + (0.0 if self.may_drop_files else REQUEST_SECONDS))
             answer = child.call([method, *args])
         except (OSError, RuntimeError) as error:  # silent, dead, or not to be started
-            raise _no_answer(f"{self._address}/{where}".rstrip("/"), error) from error
+            raise _no_answer("/".join([self._address, *args[:1]]).rstrip("/"), error) from error
         self._idle.append(child)
         if "error" in answer:
             raise getattr(errors, answer["kind"])(answer.pop("error"), **answer["facts"])
@@ -143,7 +118,7 @@ class _Child:
     def call(self, request: list) -> dict:
         """Send one request; return the answer. Raises OSError where none comes."""
         try:
-            self._pipes[0].write(json.dumps(request).encode() + b"\n")
+            self._pipes[0].write(json.dumps(request, default=str).encode() + b"\n")
             while (line := self._next_line()) == b"{}":
                 pass
             return json.loads(line)
@@ -225,7 +200,7 @@ def _exit_with_parent(parent: int) -> None:
 
 
 class MountedFolder:
-    """A folder on a mount.
+    """A folder on a mount. Facts of a file are {"size", "version"} and what else its copy is compared with.
 
     alive : called after each piece of work.
     """
@@ -234,6 +209,7 @@ class MountedFolder:
         self._folder, self._alive = Path(folder), alive
 
     def list_files(self, folder: str) -> dict[str, dict]:
+        """Return name -> facts of all files below the folder."""
         found: dict[str, dict] = {}
         with self._errors(folder):
             top = os.path.join(self._folder, folder)
@@ -247,6 +223,7 @@ class MountedFolder:
         return found
 
     def names(self) -> list[str]:
+        """List what is right below the address."""
         with self._errors(""), suppress(FileNotFoundError):
             return sorted(os.listdir(self._folder))
         return []
@@ -256,17 +233,17 @@ class MountedFolder:
             return _mounted_facts(os.stat(self._folder / name))
 
     def get(self, name: str, path: str, facts: dict) -> None:
+        """Download a file and compare it with its facts."""
         with self._errors(name), open(self._folder / name, "rb") as source, open(path, "wb") as copy:
             self._copy(source, copy)
         _require_same(os.stat(path).st_size, facts["size"], self._folder / name)
 
-    def put(self, path: str, name: str) -> str:
+    def put(self, name: str, path: str) -> str:
+        """Upload a file, compare what is there then, and return its version."""
         place = self._folder / name
         with self._errors(name), open(path, "rb") as source:
             place.parent.mkdir(parents=True, exist_ok=True)
             if name.endswith(_OVERWRITTEN) or self._folder.name == "leases":
-                if place.is_file() and place.stat().st_nlink > 1:  # under its other name it stays as it is
-                    place.unlink()
                 self._write(source, place, os.O_CREAT | os.O_NOFOLLOW)
             else:
                 part = place.with_name(f".{place.name}.part")
@@ -284,21 +261,16 @@ class MountedFolder:
         place = self._folder / name
         with self._errors(name):
             if place.is_file() and not place.is_symlink():
-                if place.stat().st_nlink == 1:  # what is deleted stays in Drive's Trash for 30 days, with its size
-                    os.truncate(place, 0)
+                os.truncate(place, 0)  # what is deleted stays in Drive's Trash for 30 days, with its size
                 place.unlink()
             for folder in list(Path(name).parents)[:-2]:  # those that are empty now; data, models, results stay
                 if folder.parts[0] == "data" or any((self._folder / folder).iterdir()):
                     break
                 (self._folder / folder).rmdir()
 
-    def is_copy(self, path: str, name: str, facts: dict) -> bool:
-        return os.stat(path).st_size == facts["size"] and self._sha256(path) == self._sha256(self._folder / name)
-
-    def make_folders(self, *names: str) -> None:
-        with self._errors(""):
-            for name in names:
-                (self._folder / name).mkdir(parents=True, exist_ok=True)
+    def make_folder(self, name: str) -> None:
+        with self._errors(name):
+            (self._folder / name).mkdir(parents=True, exist_ok=True)
 
     def _write(self, source: Any, place: Path, flags: int) -> None:
         with open(os.open(place, os.O_WRONLY | os.O_CLOEXEC | flags, 0o666), "wb") as copy:
@@ -341,7 +313,7 @@ class MountedFolder:
 
 
 class Bucket:
-    """A prefix of a bucket."""
+    """A prefix of a bucket, with the methods of `MountedFolder` that a mirror calls."""
 
     def __init__(self, address: str):
         self._address, self._prefix = address, _prefix_of(address)
@@ -363,7 +335,7 @@ class Bucket:
             self._files.get_file(self._key(name), str(path))
         _require_same(_size_and_digest(path, facts), (facts["size"], facts["md5"]), f"{self._address}/{name}")
 
-    def put(self, path: str, name: str) -> str:
+    def put(self, name: str, path: str) -> str:
         with self._errors(name):
             self._files.put_file(str(path), self._key(name))
         facts = self.facts(name)
@@ -374,9 +346,6 @@ class Bucket:
         with self._errors(name):
             if self._files.exists(self._key(name)):
                 self._files.rm_file(self._key(name))
-
-    def is_copy(self, path: str, name: str, facts: dict) -> bool:
-        return _size_and_digest(path, facts) == (facts["size"], facts["md5"])
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}/{name}"

@@ -24,7 +24,6 @@ from ml_factory.storage.json_values import parse_json
 VERSION = 1
 _TREE = "tree"
 _MAX_DEPTH = 100
-_DEEPEST_TREE = 4 * _MAX_DEPTH  # a dict of a state whose keys are numbers takes three levels of JSON
 _ALIGN = 64  # bytes; the arrays begin at a multiple of it
 _BLOCK = 1 << 19  # bytes, a good part of a core's own cache
 _SHARED = 1 << 16  # bytes of an array that is not copied
@@ -114,7 +113,7 @@ def deserialize_state(data: bytes | bytearray | memoryview, *, tensors: bool = T
     """
     try:
         arrays = _read_arrays(memoryview(data))
-        tree = parse_json(bytes(arrays.pop(_TREE)), largest=None, deepest=_DEEPEST_TREE)
+        tree = parse_json(bytes(arrays.pop(_TREE)))
         version = tree["version"]
         if type(version) is int and version > VERSION:
             raise CheckpointError(
@@ -253,7 +252,7 @@ def _read_arrays(file: memoryview) -> dict[str, np.ndarray]:
     A large array is a view of the file, a small one a copy: one that is kept longer must not keep the whole file.
     """
     first = 8 + int.from_bytes(file[:8], "little")
-    table = parse_json(bytes(file[8:first]), largest=None)
+    table = parse_json(bytes(file[8:first]))
     flat, end, arrays = np.frombuffer(file[first:], np.uint8), 0, {}
     table.pop("__metadata__", None)
     for name, entry in sorted(table.items(), key=lambda item: item[1]["data_offsets"]):

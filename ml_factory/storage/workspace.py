@@ -119,7 +119,8 @@ class Workspace:
                 next_step="choose another WORKSPACE, or check that this one is mounted and can be written",
             ) from error  # fmt: skip
         if self._mirror and "://" not in text and not self._mirror.has_synchronized():  # a user looks there
-            self._mirror.remote.make_folders(*(str(folder.relative_to(self.root)) for folder in folders))
+            for folder in folders:
+                self._mirror.remote.make_folder(str(folder.relative_to(self.root)))
         if not os.access(self.root, os.W_OK):
             raise WorkspaceError("This workspace cannot be written", where=self.root, next_step="choose another folder")
         self._pull("models/", "results/", "checkpoints/")

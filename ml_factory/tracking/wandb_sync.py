@@ -18,7 +18,7 @@ from pathlib import Path
 from ml_factory.errors import FactoryError, FileError
 from ml_factory.redaction import redact_secrets
 from ml_factory.storage.files import files
-from ml_factory.storage.json_values import LARGEST_JSON, parse_json
+from ml_factory.storage.json_values import parse_json
 from ml_factory.storage.stored_paths import stored_path
 from ml_factory.tracking.run_log import RunLogAttempt, parse_log_lines, read_log_steps
 from ml_factory.tracking.run_snapshot import RunSnapshot
@@ -193,7 +193,7 @@ def _mirror(spec: dict) -> None:
     status.write_text("ready")
     sync.follow_log(lambda: end.exists() or os.getppid() != spec["parent"])
     try:
-        record = parse_json(files.read(end, LARGEST_JSON), finite=False)
+        record = parse_json(files.read(end), finite=False)
     except (FileError, ValueError):
         record = {"status": "killed", "summary": {}}
     payloads = record.get("artifacts", [])

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ml_factory.checkpoints.save_status import REFUSED
+from ml_factory.checkpoints.manager import REFUSED
 from ml_factory.checkpoints.stop_signals import stop
 from ml_factory.errors import FactoryError
 from ml_factory.models.base import ModelFitResult, log_flat_training_loss, restore_callback_history

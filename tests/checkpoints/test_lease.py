@@ -28,8 +28,8 @@ class Clock:
 def lease(path, session="me", events=(), mirror=None):
     clock = Clock(events)
     made = PhaseLease(
-        path, "run r, phase p", session, mirror, now=lambda: NOW + clock.seconds, clock=lambda: clock.seconds,
-        sleep=clock.sleep,
+        path, path.with_suffix(".lock"), "run r, phase p", session, mirror,
+        now=lambda: NOW + clock.seconds, clock=lambda: clock.seconds, sleep=clock.sleep,
     )  # fmt: skip
     return made, clock
 
@@ -45,6 +45,14 @@ def record(path, **changed):
         "released": False,
     }
     path.write_text(json.dumps({**found, **changed}))
+
+
+@pytest.fixture(autouse=True)
+def lock(monkeypatch):
+    """The identity of the lock files that this process holds."""
+    given = {"lock": LOCK}
+    monkeypatch.setattr("ml_factory.checkpoints.lease.acquire_lock_file", lambda path, what: given["lock"])
+    return given
 
 
 @pytest.mark.parametrize(
@@ -69,21 +77,22 @@ def test_lease_is_taken_at_once_or_after_watching(tmp_path, found, saved, fence,
     elif found is not None:
         record(path, **found)
     taken, clock = lease(path)
-    taken.acquire(LOCK, lambda: saved)
+    taken.acquire(lambda: saved)
     assert (taken.fence, clock.seconds, taken.held) == (fence, waited, True)
     stored = json.loads(path.read_text())
     assert (stored["session"], stored["fence"], stored["lock"], stored["released"]) == ("me", fence, LOCK, False)
 
 
-def test_lease_that_is_renewed_meanwhile_is_refused_and_one_released_is_taken(tmp_path):
+def test_lease_that_is_renewed_meanwhile_is_refused_and_one_released_is_taken(tmp_path, lock):
     path = tmp_path / "lease.json"
     record(path)
     refused, clock = lease(path, events=[(60, lambda: record(path, beat=6))])
     with pytest.raises(CheckpointError, match=r"Another session is working on run r, phase p \[on far\]"):
-        refused.acquire(LOCK, lambda: 0)
+        refused.acquire(lambda: 0)
     assert clock.seconds == 60 and not refused.held and json.loads(path.read_text())["session"] == "other"
     taken, clock = lease(path, events=[(30, lambda: record(path, beat=7, released=True))])
-    taken.acquire("", lambda: 0)
+    lock["lock"] = ""
+    taken.acquire(lambda: 0)
     assert clock.seconds == 30 and taken.fence == 4
 
 
@@ -98,7 +107,7 @@ def test_session_with_lower_fence_or_id_stops_writing(tmp_path, rival, ends):
     path = tmp_path / "lease.json"
     record(path, released=True)
     mine, _ = lease(path)
-    mine.acquire(LOCK, lambda: 0)
+    mine.acquire(lambda: 0)
     record(path, **rival)
     before = path.read_text()
     if ends:
@@ -112,18 +121,19 @@ def test_session_with_lower_fence_or_id_stops_writing(tmp_path, rival, ends):
 
 def test_released_lease_is_not_renewed_by_a_late_heartbeat(tmp_path):
     mine, _ = lease(tmp_path / "lease.json")
-    mine.acquire(LOCK, lambda: 0)
+    mine.acquire(lambda: 0)
     mine.renew(released=True)
     mine.renew()
     assert json.loads((tmp_path / "lease.json").read_text())["released"] and not mine.held
 
 
-def test_two_machines_on_one_mount_see_each_others_leases(tmp_path, monkeypatch):
+def test_two_machines_on_one_mount_see_each_others_leases(tmp_path, monkeypatch, lock):
     monkeypatch.setenv("ML_FACTORY_MOUNTS", str(tmp_path / "drive"))
     one, two = (Mirror(str(tmp_path / "drive/leases"), tmp_path / name) for name in ("one", "two"))
     name = "x.json"
     first, _ = lease(one.folder / name, "first", mirror=one)
-    first.acquire("machine one", lambda: 0)
+    lock["lock"] = "machine one"
+    first.acquire(lambda: 0)
     one.wait(30)
 
     def beat():
@@ -132,9 +142,10 @@ def test_two_machines_on_one_mount_see_each_others_leases(tmp_path, monkeypatch)
 
     second, _ = lease(two.folder / name, "second", [(60, beat)], two)
     with pytest.raises(CheckpointError, match="being renewed"):
-        second.acquire("machine two", lambda: 0)
+        lock["lock"] = "machine two"
+        second.acquire(lambda: 0)
     later, clock = lease(two.folder / name, "later", mirror=two)  # the first machine is gone
-    later.acquire("machine two", lambda: 0)
+    later.acquire(lambda: 0)
     assert clock.seconds == WATCH_SECONDS and later.fence == 2
     two.wait(30)
     with pytest.raises(LeaseTakenOverError):  # it was only away

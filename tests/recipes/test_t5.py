@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from ml_factory.checkpoints.phase import PhaseCheckpoints
+from ml_factory.checkpoints.manager import PhaseCheckpoints
 from ml_factory.recipes import run as recipe_run
 from ml_factory.recipes import t5
 from tests.contract.test_t5 import ROOT

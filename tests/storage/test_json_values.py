@@ -1,4 +1,4 @@
-"""JSON that anyone may have written: strict, bounded in size, depth, digits and values, and one line where refused."""
+"""JSON that anyone may have written: strict, and one line where it is refused."""
 
 import json
 import re
@@ -18,9 +18,7 @@ HOSTILE = {
     "lists in lists": b"[" * 10_000 + b"]" * 10_000,
     "lists in lists, not closed": b"[" * 1_000_000,
     "objects in objects": b'{"a":' * 10_000 + b"1" + b"}" * 10_000,
-    "deeper than written": b"[" * 102 + b"]" * 102,
-    "4,300 digits": b'{"fence": ' + b"7" * 4300 + b"}",
-    "more than 64 bits": b"[123456789012345678901]",
+    "5,000 digits": b'{"fence": ' + b"7" * 5000 + b"}",
     "a name twice": b'{"fence": 1, "fence": 2}',
     "not UTF-8": b'["\xff"]',
     "one long text": b'["' + "\N{MUSICAL SYMBOL G CLEF}".encode() * 4_200_000 + b'"]',
@@ -43,14 +41,6 @@ def test_parse_json_returns_what_strict_writers_write():
         assert parse_json(text) == parse_json(text.encode()) == value
     assert parse_json(b"\xef\xbb\xbf[1]") == [1]  # a mark that editors on Windows write
     assert parse_json("[" * 100 + "]" * 100) and parse_json("[NaN, 1e999]", finite=False)[1] == float("inf")
-
-
-def test_parse_json_limits_are_those_of_the_caller():
-    with pytest.raises(ValueError, match="nested deeper than 3"):
-        parse_json("[[[[]]]]", deepest=3)
-    with pytest.raises(ValueError, match="5 bytes, more than 4"):
-        parse_json("[1,2]", largest=4)
-    assert len(parse_json("[1," * 2 + "1]]", largest=None)) == 2
 
 
 def test_json_of_files_is_read_by_parse_json_alone():

@@ -72,18 +72,24 @@ def test_acquire_lock_file_waits_for_process_that_only_looks(path):
 
 @pytest.mark.parametrize("waiting", [True, False])
 def test_lock_that_a_fork_has_copied_is_freed_by_its_owner_alone(path, waiting):
-    """The child closed its copy at once; a copy that a library forked without Python's hook is unlocked with ours."""
-    others = set(locks._open_files)
+    """A forked child closed its copy at once; one that a library forked without Python's hook is unlocked with ours."""
     with file_lock(path) if waiting else nullcontext():
         if not waiting:
             acquire_lock_file(path, "the work")
-        assert in_child(lambda: len(locks._open_files)) == 0
-        [descriptor] = locks._open_files - others
-        copy = os.dup(descriptor)
+            assert in_child(lambda: len(locks._held)) == 0
         assert in_child(lambda: is_refused(path)) == 1
+        [descriptor] = [int(one) for one in os.listdir("/proc/self/fd") if _leads_to(one, path)]
+        copy = os.dup(descriptor)
     release_lock_file(path)
     assert in_child(lambda: not is_refused(path)) == 1
     os.close(copy)
+
+
+def _leads_to(descriptor: str, path) -> bool:
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}") == str(path)
+    except OSError:
+        return False
 
 
 def test_lock_identity_is_that_of_the_very_file(path, tmp_path):

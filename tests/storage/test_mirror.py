@@ -8,9 +8,8 @@ import pytest
 
 from ml_factory import CheckpointManager
 from ml_factory.errors import SettingsError, WorkspaceError
-from ml_factory.storage.files import files
+from ml_factory.storage.files import LEDGER, files
 from ml_factory.storage.mirror import Mirror
-from ml_factory.storage.mirror_removals import LEDGER
 from ml_factory.storage.remote import Bucket, MountedFolder
 from tests.storage.gcs import gcs_bucket  # noqa: F401 - a fixture
 
@@ -116,11 +115,11 @@ def test_bucket_mirror_killed_push_leaves_no_manifest_with_missing_parts(machine
     for deaths in range(4):
         sent = []
 
-        def send(path, name, original=one.remote.put, sent=sent, deaths=deaths):
+        def send(name, path, original=one.remote.put, sent=sent, deaths=deaths):
             if len(sent) == deaths:
                 raise WorkspaceError("the machine is gone")
             sent.append(name)
-            return original(path, name)
+            return original(name, path)
 
         with monkeypatch.context() as patch:
             patch.setattr(one.remote, "put", send)
@@ -220,10 +219,10 @@ def test_bucket_mirror_background_push_includes_files_added_meanwhile(machines, 
     write(one, "checkpoints/slot-1.ckpt", b"first")
     began, may_go_on, send = threading.Event(), threading.Event(), one.remote.put
 
-    def slow(path, name):
+    def slow(name, path):
         began.set()
         assert may_go_on.wait(30)
-        return send(path, name)
+        return send(name, path)
 
     monkeypatch.setattr(one.remote, "put", slow)
     one.push_in_background("checkpoints/")
@@ -234,7 +233,7 @@ def test_bucket_mirror_background_push_includes_files_added_meanwhile(machines, 
     assert one._background.wait(30)
     assert two.pull().pulled == ("checkpoints/slot-1.ckpt", "checkpoints/slot-2.ckpt")
     began.clear()
-    monkeypatch.setattr(one.remote, "put", lambda path, name: slow(path, name) and _refuse())
+    monkeypatch.setattr(one.remote, "put", lambda name, path: slow(name, path) and _refuse())
     may_go_on.clear()
     write(one, "checkpoints/slot-3.ckpt", b"third")
     one.push_in_background("checkpoints/")
@@ -260,11 +259,11 @@ def slow_checkpoint_uploads(mirror, monkeypatch) -> tuple[threading.Event, threa
     """Make the upload of a checkpoint wait; return (set when one has begun, lets it go on)."""
     began, may_go_on, send = threading.Event(), threading.Event(), mirror.remote.put
 
-    def slow(path, name):
+    def slow(name, path):
         if name.endswith(".ckpt"):
             began.set()
             assert may_go_on.wait(30)
-        return send(path, name)
+        return send(name, path)
 
     monkeypatch.setattr(mirror.remote, "put", slow)
     return began, may_go_on
@@ -295,11 +294,11 @@ def test_bucket_mirror_push_skips_slot_overwritten_in_transfer(machines, monkeyp
         write(one, f"checkpoints/slot-{name}.ckpt", name.encode())
     send = one.remote.put
 
-    def overwritten(path, name):
+    def overwritten(name, path):
         if name.endswith("b.ckpt"):
             write(one, name, b"longer than before")
             _refuse()
-        return send(path, name)
+        return send(name, path)
 
     with monkeypatch.context() as patch:
         patch.setattr(one.remote, "put", overwritten)

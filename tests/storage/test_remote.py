@@ -133,7 +133,7 @@ def test_full_mount_keeps_the_file_before_and_leaves_no_part(drive, tmp_path, mo
     with monkeypatch.context() as patch:
         patch.setattr(remotes.os, "fsync", full)
         with pytest.raises(FileError, match="No space left"):
-            folder.put(str(tmp_path / "new"), "a.json")
+            folder.put("a.json", str(tmp_path / "new"))
     assert (drive / "a.json").read_bytes() == b"old" and sorted(os.listdir(drive)) == ["a.json", "ws"]
 
 

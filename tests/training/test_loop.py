@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from ml_factory.checkpoints.save_status import REFUSED
+from ml_factory.checkpoints.manager import REFUSED
 from ml_factory.errors import FactoryError
 from ml_factory.progress import record_progress
 from ml_factory.storage.serialization import serialize_state
