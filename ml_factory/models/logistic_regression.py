@@ -45,7 +45,7 @@ class LogisticRegression(TabularModel):
     def _environment(self, spec):
         return fit_environment(**super()._environment(spec))
 
-    def _trainer(self, spec, train, valid, resources):
+    def _trainer(self, spec, train, valid):
         return _Trainer(spec, [train, *([] if valid is None else [valid])])
 
     def _read(self, fitted):

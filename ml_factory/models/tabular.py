@@ -1,16 +1,14 @@
 """XGBoost, LightGBM, CatBoost and a linear baseline, trained in blocks that resume to the bit.
 
 A booster that samples rows and columns and is continued from its model file draws other random numbers than one that
-was never interrupted. So every run, interrupted or not, trains in blocks of fixed length. XGBoost and LightGBM take a
-seed derived from the block's number and start from the scores that the blocks before gave each row, which a run that
-goes on computes again to the same bits; their model is the list of its blocks, each in the library's own format.
-CatBoost keeps its generator in a snapshot file of its own, which travels in the checkpoint as bytes. The linear model
-draws nothing, and starts again.
+was never interrupted. So every run, interrupted or not, trains in blocks of fixed length. A block takes a seed derived
+from its number and starts from the scores that the blocks before gave each row, which a run that goes on computes again
+to the same bits; the model is the list of its blocks, each in the library's own format. The linear model draws nothing,
+and starts again.
 """
 
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
@@ -48,25 +46,21 @@ from ml_factory.seeding import derive_seed
 
 
 class BlockTrainer:
-    """A model in training, which resumes from what `fitted` and `memory` gave after its last block. A subclass has
+    """A model in training, which resumes from what `fitted` gave after its last block. A subclass has
 
     grow(first, until, seed) : train rounds first..until; returns the training and validation log loss after each.
     fitted(rounds) : the model of the first `rounds` rounds, in the library's own bytes or in arrays.
     """
 
-    def memory(self) -> dict[str, Any]:
-        """Return what training goes on from, besides the model so far."""
-        return {}
-
-    def restore(self, part: Mapping[str, Any], rounds: int) -> None:
-        """Restore {"fitted": the model, **memory}, taken after that many rounds."""
+    def restore(self, fitted: Any) -> None:
+        """Restore what `fitted` gave."""
 
 
 class TabularModel(ModelBase):
     """Base of the tabular models. A subclass has
 
     library : package whose version its bits depend on.
-    _trainer(spec, train, valid, resources) : a `BlockTrainer`; `resources` are released when training ends.
+    _trainer(spec, train, valid) : a `BlockTrainer`.
     _read(fitted) : the predictor of a finished model.
     _scores(x) : class scores (N, 3) of the trees or weights, without the offset.
     _gain() : gains (F,) of any scale.
@@ -145,30 +139,27 @@ class TabularModel(ModelBase):
         start: float,
     ) -> None:  # fmt: skip
         """Train blocks of rounds until all are done or patience ends, and take the best round."""
-        with ExitStack() as resources:
-            trainer = self._trainer(spec, train, valid, resources)
-            if progress["rounds"]:
-                with refuse_damaged_training():
-                    trainer.restore(progress["part"], progress["rounds"])
-            moved = resources.enter_context(
-                progress_phase("training", spec.rounds, of="rounds", start=progress["rounds"])
-            )
+        trainer = self._trainer(spec, train, valid)
+        if progress["rounds"]:
+            with refuse_damaged_training():
+                trainer.restore(progress["fitted"])
+        with progress_phase("training", spec.rounds, of="rounds", start=progress["rounds"]) as moved:
             while (
                 progress["rounds"] < spec.rounds and early_stopping_round(progress["val"], spec.patience, start) is None
             ):
                 before, metrics = progress["rounds"], self._grow_block(spec, trainer, progress)
                 if checkpoints is not None and checkpoints.due():
-                    part = {"fitted": trainer.fitted(progress["rounds"]), **trainer.memory()}
-                    checkpoints.save({**progress, "part": part, "offset": self._offset_state()}, metrics=metrics)
+                    fitted = trainer.fitted(progress["rounds"])
+                    checkpoints.save({**progress, "fitted": fitted, "offset": self._offset_state()}, metrics=metrics)
                 moved(progress["rounds"] - before)
                 for callback in callbacks:
                     callback(len(progress["history"]), dict(metrics))
-            losses = progress["val"][: early_stopping_round(progress["val"], spec.patience, start)]
-            best = int(np.argmin(losses)) + 1 if losses else progress["rounds"]
-            if losses and start <= min(losses):
-                best = 0  # no round is better than the clock; the first one is stored and not used
-            progress["finished"] = self._state(trainer.fitted(max(best, 1)), best)
-        progress.pop("part", None)
+        losses = progress["val"][: early_stopping_round(progress["val"], spec.patience, start)]
+        best = int(np.argmin(losses)) + 1 if losses else progress["rounds"]
+        if losses and start <= min(losses):
+            best = 0  # no round is better than the clock; the first one is stored and not used
+        progress["finished"] = self._state(trainer.fitted(max(best, 1)), best)
+        progress.pop("fitted", None)
         if checkpoints is not None:
             checkpoints.save(progress, metrics=progress["history"][-1], force=True)
 
@@ -224,9 +215,8 @@ class TabularModel(ModelBase):
     def state_from_checkpoint(self, saved: Mapping) -> dict:
         if "finished" in saved:
             return dict(saved["finished"])
-        fitted = saved["part"]["fitted"] if saved["rounds"] else None
         facts = {"n_features": saved["data"]["features"], "offset": saved.get("offset")}
-        return self._state(fitted, saved["rounds"]) | facts
+        return self._state(saved.get("fitted"), saved["rounds"]) | facts
 
     def _offset_state(self) -> dict | None:
         return None if self._offset is None else self._offset.to_dict()
@@ -303,8 +293,8 @@ class BlockListTrainer(BlockTrainer):
         last = self.booster._from_bytes(self.blocks[whole])
         return [*self.blocks[:whole], self.booster._to_bytes(last, more)]
 
-    def restore(self, part, rounds):
-        for data in part["fitted"]:
+    def restore(self, fitted):
+        for data in fitted:
             self._append(self.booster._from_bytes(data), data)
 
 

@@ -19,7 +19,7 @@ class LightGBM(BlockListBooster):
     name = "lightgbm"
     library = "lightgbm"
 
-    def _trainer(self, spec, train, valid, resources):
+    def _trainer(self, spec, train, valid):
         params, parts = self._params(spec), [train, *([] if valid is None else [valid])]
         bins = [lgb.Dataset(train.x, train.target, weight=train.weight, params=params)]
         if valid is not None:

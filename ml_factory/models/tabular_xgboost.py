@@ -42,7 +42,7 @@ class XGBoost(BlockListBooster):
     def _environment(self, spec):
         return super()._environment(spec) | {"device": spec.device}
 
-    def _trainer(self, spec, train, valid, resources):
+    def _trainer(self, spec, train, valid):
         threads = {"nthread": spec.thread_count}
         bins = [xgb.QuantileDMatrix(train.x, train.target, weight=train.weight, **threads)]
         if valid is not None:
