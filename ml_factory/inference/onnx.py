@@ -209,7 +209,7 @@ def network_to_pt2(model: Any) -> bytes:
 
 
 def _example(model: Any) -> Any:
-    return torch.zeros(_ROWS, model.lookback, model.features)
+    return torch.zeros(_ROWS, model.lookback, model.n_features)
 
 
 def _exported(model: Any, export: Callable[[], Any]) -> Any:

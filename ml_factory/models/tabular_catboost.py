@@ -7,9 +7,8 @@ from pathlib import Path
 import catboost
 import numpy as np
 
-from ml_factory.models.base import CLASSES
-from ml_factory.models.tabular import BlockListBooster, BlockListTrainer
-from ml_factory.models.tabular_data import TabularBoosterSpec, TabularRows
+from ml_factory.models.rows import CLASSES, TrainingRows
+from ml_factory.models.tabular import BlockListBooster, BlockListTrainer, TabularBoosterSpec
 
 _METRIC = "MultiClass"
 
@@ -92,11 +91,11 @@ class CatBoost(BlockListBooster):
         return catboost.sum_models(self._predictor).get_feature_importance(type="PredictionValuesChange")
 
 
-def _with_all_classes(rows: TabularRows) -> TabularRows:
+def _with_all_classes(rows: TrainingRows) -> TrainingRows:
     """Return the rows, and for each class they lack one of weight 0: CatBoost refuses a baseline of an absent class."""
     absent = np.setdiff1d(np.arange(len(CLASSES)), rows.target)
     take = np.r_[np.arange(len(rows.x)), np.zeros(len(absent), np.int64)]
-    return TabularRows(
+    return TrainingRows(
         rows.x[take], np.r_[rows.target, absent], np.r_[rows.weight, np.zeros(len(absent))],
         None if rows.offset is None else rows.offset[take],
     ) if len(absent) else rows  # fmt: skip

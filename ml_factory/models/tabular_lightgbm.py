@@ -2,8 +2,7 @@
 
 import lightgbm as lgb
 
-from ml_factory.models.tabular import BlockListBooster, BlockListTrainer
-from ml_factory.models.tabular_data import TabularBoosterSpec
+from ml_factory.models.tabular import BlockListBooster, BlockListTrainer, TabularBoosterSpec
 from ml_factory.seeding import derive_seed
 
 _METRIC = "multi_logloss"

@@ -11,8 +11,8 @@ import xgboost as xgb
 from ml_factory.errors import CheckpointError, FactoryError, SettingsError
 from ml_factory.models.base import softmax
 from ml_factory.models.registry import build_model
-from ml_factory.models.tabular import early_stopping_round
-from ml_factory.models.tabular_data import TabularBoosterSpec, TabularRows, apply_tabular_class_weights
+from ml_factory.models.rows import balanced_class_factors
+from ml_factory.models.tabular import TabularBoosterSpec, early_stopping_round
 from ml_factory.seeding import derive_seed
 
 BOOSTERS = ("xgboost", "lightgbm", "catboost")
@@ -182,30 +182,21 @@ def test_patience_end_equals_hand_computed_rounds():
     assert early_stopping_round([3, 4, 5, 6], 0) is None and early_stopping_round([], 3) is None
 
 
-def test_apply_class_weights_balanced_uses_training_rows_only():
-    train = TabularRows(np.zeros((6, 1)), np.array([0, 0, 0, 1, 1, 2]), np.array([1.0, 1, 2, 1, 1, 6]))
-    valid = TabularRows(np.zeros((3, 1)), np.array([0, 1, 2]), np.ones(3))
-    balanced, assessed = apply_tabular_class_weights(train, valid, "balanced")
+def test_balanced_class_factors_equal_hand_computed_ones():
+    target, weight = np.array([0, 0, 0, 1, 1, 2]), np.array([1.0, 1, 2, 1, 1, 6])
     # Total weight 12, so 4 a class: classes weigh 4, 2 and 6.
-    np.testing.assert_allclose(balanced.weight, [1, 1, 2, 2, 2, 4])
-    np.testing.assert_allclose(assessed.weight, [1, 2, 4 / 6])
-    assert apply_tabular_class_weights(train, valid, "none") == (train, valid)
-    absent, assessed = apply_tabular_class_weights(
-        TabularRows(train.x[:5], train.target[:5], train.weight[:5]), valid, "balanced"
-    )
-    np.testing.assert_allclose(absent.weight, [0.75, 0.75, 1.5, 1.5, 1.5])
-    np.testing.assert_allclose(assessed.weight, [0.75, 1.5, 1])
+    np.testing.assert_allclose(balanced_class_factors(target, weight), [1, 2, 4 / 6])
+    np.testing.assert_allclose(balanced_class_factors(target[:5], weight[:5]), [0.75, 1.5, 1])  # absent: 1
 
 
 @pytest.mark.parametrize("name", [*BOOSTERS, "linear"])
 def test_class_weight_balanced_equals_sample_weights(name, data):
+    """Factors are of the training rows alone, and validation rows get the same."""
     x, y, w = data
     w = np.where(y == 0, w / 5, w)
-    rows = apply_tabular_class_weights(
-        TabularRows(x[:450], y[:450] + 1, w[:450]), TabularRows(x[450:], y[450:] + 1, w[450:]), "balanced"
-    )
+    weighted = w * balanced_class_factors(y[:450] + 1, w[:450])[y + 1]
     p = []
-    for how, weight in (("none", np.concatenate([part.weight for part in rows])), ("balanced", w), ("none", w)):
+    for how, weight in (("none", weighted), ("balanced", w), ("none", w)):
         model = build_model(name, rounds=20, threads=1, class_weight=how)
         model.fit(x[:450], y[:450], weight[:450], validation=(x[450:], y[450:], weight[450:]))
         p.append(model.predict_proba(x))
