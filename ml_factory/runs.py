@@ -20,9 +20,9 @@ from ml_factory.errors import NotPreparedError, SettingsError, did_you_mean
 from ml_factory.lazy_module import check_packages_installed
 from ml_factory.models.base import (
     describe_differences,
-    fit_environment,
     installed_library_versions,
     merge_inexact_reasons,
+    processor_name,
 )
 from ml_factory.models.registry import BOOSTERS, find_model_spec
 from ml_factory.process_identity import cores
@@ -60,7 +60,8 @@ def run_machine_facts(spec: RunSettings) -> dict:
 
 def machine_and_library_versions(libraries: Iterable[str], threads: int) -> dict:
     """Return processor, threads, Python, and the versions of numpy, pandas, scipy and of these libraries."""
-    return fit_environment(threads=threads, **installed_library_versions(sorted({*LIBRARIES, *libraries})))
+    versions = installed_library_versions(sorted({*LIBRARIES, *libraries}))
+    return {"processor": processor_name(), "threads": threads, **versions}
 
 
 def _graphics() -> str:

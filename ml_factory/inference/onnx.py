@@ -113,7 +113,7 @@ def _booster_graph(name: str, state: dict) -> onnx.ModelProto:
         trees = _converted_trees(name, data, state["n_features"])
         given = {one.name: helper.get_attribute_value(one) for one in trees.attribute}
         # A constant that all classes share makes no difference, and would cost digits of the sum.
-        given = {key: value for key, value in given.items() if key != "base_values" or name == "catboost"}
+        given = {key: value for key, value in given.items() if key != "base_values"}
         parts.append(f"scores_{number}")
         outputs = [f"likeliest_{number}", parts[-1]]
         given["post_transform"] = "NONE"
@@ -165,20 +165,9 @@ def _with_float32_thresholds(text: str) -> str:
 
 
 def _catboost(data: bytes, features: int) -> onnx.ModelProto:
-    """Convert CatBoost's model; it counts the classes of its training rows alone, and an absent one has no score."""
-    model = catboost.CatBoost().load_model(blob=data)
     with tempfile.TemporaryDirectory() as folder:
-        model.save_model(f"{folder}/model.onnx", format="onnx")
-        graph = onnx.load(f"{folder}/model.onnx")
-    known = np.isfinite(model.predict(np.zeros((1, features), np.float32), prediction_type="RawFormulaVal")[0])
-    if not known.all():
-        present = np.flatnonzero(known).tolist()
-        for one in graph.graph.node[0].attribute:
-            if one.name == "class_ids":
-                one.ints[:] = [present[place] for place in one.ints]
-        start = helper.make_attribute("base_values", np.where(known, 0.0, -np.inf).tolist())
-        graph.graph.node[0].attribute.append(start)
-    return graph
+        catboost.CatBoost().load_model(blob=data).save_model(f"{folder}/model.onnx", format="onnx")
+        return onnx.load(f"{folder}/model.onnx")
 
 
 def _inputs(features: int) -> list:
@@ -220,7 +209,7 @@ def network_to_pt2(model: Any) -> bytes:
 
 
 def _example(model: Any) -> Any:
-    return torch.zeros(_ROWS, model.lookback, model.features)
+    return torch.zeros(_ROWS, model.lookback, model.n_features)
 
 
 def _exported(model: Any, export: Callable[[], Any]) -> Any:

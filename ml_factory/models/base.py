@@ -10,18 +10,26 @@ import logging
 import platform
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ml_factory.argument_checks import check_field_types
-from ml_factory.errors import CheckpointError, SettingsError, did_you_mean
+from ml_factory.errors import CheckpointError, FactoryError, SettingsError, did_you_mean
+from ml_factory.models.rows import (
+    CLASSES,
+    TrainingRows,
+    balanced_class_factors,
+    check_training_rows,
+    training_data_checksum,
+)
+from ml_factory.models.session_clock_offset import SessionClockOffset
+from ml_factory.process_identity import cores
 from ml_factory.storage.serialization import read_state_file as read_state
 from ml_factory.storage.serialization import write_state_file as write_state
 
-CLASSES = (-1, 0, 1)
 WATCHED = ("numpy", "pandas", "scikit-learn", "xgboost", "lightgbm", "catboost", "torch")
 FLAT_EPOCHS, FLAT_SHARE = 3, 1e-3  # epochs, and share of the loss, within which a training loss is called flat
 _log = logging.getLogger("ml_factory.training")
@@ -57,11 +65,61 @@ class ModelFitResult:
     machine: dict = field(default_factory=dict)
 
 
+MACHINE_SETTINGS = ("device", "threads", "accumulate", "save_seconds", "log_steps")
+CLASS_WEIGHTS = ("none", "balanced")
+
+
+@dataclass(frozen=True)
+class EstimatorSpec:
+    """Settings of every model's training.
+
+    patience : rounds (counted across blocks) or epochs without a better validation loss before stopping; 0 for never.
+    class_weight : none, or balanced: each class of the training rows gets the same share of their total weight.
+        Validation rows get the same factors, so that early stopping uses the loss of training.
+    threads : number of threads, 0 for every core; another number gives other last bits.
+    offset_column : input that grows evenly through the session, of the `SessionClockOffset` the model starts from;
+        -1 for none.
+    offset_bars : bars before the session's end with cells of their own in the offset.
+    """
+
+    patience: int = 30
+    class_weight: str = "none"
+    seed: int = 0
+    threads: int = 0
+    offset_column: int = -1
+    offset_bars: int = 0
+
+    def __post_init__(self):
+        some = "[0, inf)"
+        check_settings(
+            self, patience=some, threads=some, offset_bars=some, offset_column="[-1, inf)", class_weight=CLASS_WEIGHTS
+        )
+
+    def identity(self) -> dict:
+        """Return the settings that make another run when they change; a run may resume with others of the machine."""
+        return {name: value for name, value in asdict(self).items() if name not in MACHINE_SETTINGS}
+
+    @property
+    def thread_count(self) -> int:
+        """Threads as a number."""
+        return self.threads or cores()
+
+
 class ModelBase:
-    """Base of all models. A subclass fits, predicts, and converts its state to and from plain values.
+    """Base of all models: rows are checked, weighted and given the clock's offset, states are converted. A subclass has
+
+    set_settings(given) : make `settings` of them; also called with those of a stored state.
+    _inputs(x, where, features) : checked inputs; of so many features where that is not 0.
+    _column(x, column) : one feature of the inputs, (N,); of a window its last step.
+    _arrays(x) : the arrays of the inputs, for the checksum of a run.
+    _learn(spec, train, valid, run, callbacks, checkpoints) : fit; `run` is what a checkpoint must match to be resumed.
+    _scores(x) : class scores (N, 3) without the offset.
+    _parts() : the fitted model in plain values, parts of its state.
+    _parts_of_checkpoint(saved) : the same from a checkpoint of a fit, finished or not.
+    _load_parts(state) : load the fitted model of a state.
 
     name : name in the registry.
-    settings : a frozen dataclass.
+    settings : an `EstimatorSpec`.
     lookback : number of base rows a prediction reads (1: the row itself).
     trained_on : {"symbol", "horizon", "features": names in order} of its training rows; {} where unknown.
     """
@@ -69,6 +127,8 @@ class ModelBase:
     name: str
     settings: Any
     lookback: int = 1
+    n_features: int = 0
+    offset: SessionClockOffset | None = None
     trained_on: Mapping[str, Any] = {}
 
     def fit(
@@ -83,15 +143,69 @@ class ModelBase:
         checkpoints : as of `CheckpointManager.phase(name)`; an unfinished fit resumes there, to the bit.
         limits : settings lowered for this fit alone, e.g. {"epochs": 3, "rounds": 40}; unknown names are ignored.
         """
-        raise NotImplementedError
+        spec, limited = apply_fit_limits(self.settings, limits)
+        parts = [self._checked_rows(x, y, sample_weight, where="training")]
+        features = parts[0].x.shape[-1]
+        if validation is not None:
+            parts.append(self._checked_rows(*validation, where="validation", features=features))
+        self.n_features = features
+        if spec.class_weight == "balanced":
+            factor = balanced_class_factors(parts[0].target, parts[0].weight)
+            for part in parts:
+                part.weight = part.weight * factor[part.target]
+        self._start_from_offset(spec, parts)
+        arrays = [array for part in parts for array in (*self._arrays(part.x), part.target, part.weight)]
+        run = {
+            "model": self.name, "settings": self._settings_dict(spec.identity()),
+            "data": training_data_checksum(self.n_features, *arrays), "offset": self.offset and self.offset.to_dict(),
+        }  # fmt: skip
+        train, valid = (*parts, None)[:2]
+        result = self._learn(spec, train, valid, run, bind_model_to_callbacks(callbacks, self), checkpoints)
+        result.limited = limited
+        return result
+
+    def _checked_rows(self, x, y, weight=None, *, where: str, features: int = 0) -> TrainingRows:
+        x = self._inputs(x, where, features)
+        return TrainingRows(x, *check_training_rows(len(x), y, weight, where=where))
+
+    def _start_from_offset(self, spec: EstimatorSpec, parts: Sequence[TrainingRows]) -> None:
+        """Count the offset on the first part, the training rows, and give every part its scores."""
+        self.offset, column = None, spec.offset_column
+        if column < 0:
+            return
+        if column >= self.n_features:
+            wanted = f"-1 to {self.n_features - 1}"
+            raise SettingsError("There is no such input", where="offset_column", got=column, wanted=wanted)
+        train = parts[0]
+        self.offset = SessionClockOffset.fit(
+            self._column(train.x, column), train.target, train.weight, column=column, ending=spec.offset_bars
+        )
+        for part in parts:
+            part.offset = self.offset.log_class_shares(self._column(part.x, column))
 
     def predict_proba(self, x) -> np.ndarray:
         """Return class probabilities, float64 (N, 3), columns -1, 0, +1, rows summing to 1."""
-        raise NotImplementedError
+        x = self._inputs(x, "x", self.n_features)
+        if not len(x):
+            return np.empty((0, len(CLASSES)))
+        scores = self._scores(x)
+        if self.offset is not None:
+            scores = scores + self.offset.log_class_shares(self._column(x, self.offset.column))
+        return softmax(scores)
+
+    def _fitted(self, part: Any) -> Any:
+        """Return a part that a fitted model has. Raises FactoryError before the fit."""
+        if part is None:
+            raise FactoryError("The model is not fitted", where=self.name, next_step="call fit or load first")
+        return part
 
     def get_state(self) -> dict:
         """Return the state of the model in numbers, strings, bytes, lists, dicts and arrays."""
-        raise NotImplementedError
+        return self._state(self._parts(), self.n_features, self.offset and self.offset.to_dict())
+
+    def state_from_checkpoint(self, saved: Mapping) -> dict:
+        """Return the state, as of `get_state`, of the model in a training's checkpoint, finished or not."""
+        return self._state(self._parts_of_checkpoint(saved), saved["data"]["features"], saved["offset"])
 
     def load_state(self, state: Mapping) -> "ModelBase":
         """Load the state of an equal model; returns self.
@@ -99,22 +213,6 @@ class ModelBase:
         Raises CheckpointError for the state of another model, or where symbol, horizon or features of both are known
         and differ.
         """
-        raise NotImplementedError
-
-    def state_from_checkpoint(self, saved: Mapping) -> dict:
-        """Return the state, as of `get_state`, of the model in a training's checkpoint, finished or not."""
-        raise NotImplementedError
-
-    def save(self, path: str | Path) -> None:
-        """Write the state to one file (safetensors and JSON, no pickle)."""
-        write_state(path, self.get_state())
-
-    def load(self, path: str | Path) -> "ModelBase":
-        """Load the model that `save` wrote; returns self."""
-        return self.load_state(read_state(path))
-
-    def _checked_state(self, state: Mapping) -> Mapping:
-        """Return the state after checking that it is one of this model."""
         if state.get("model") != self.name:
             raise CheckpointError(
                 "Not a state of this model",
@@ -124,11 +222,29 @@ class ModelBase:
             )
         _check_same_training_data(self.trained_on, state)
         self.trained_on = state.get("trained_on") or self.trained_on
-        return state
+        self.set_settings(state["settings"])
+        self.n_features = int(state["n_features"])
+        self.offset = None if state["offset"] is None else SessionClockOffset.from_dict(state["offset"])
+        self._load_parts(state)
+        return self
 
-    def _with_trained_on(self, state: dict) -> dict:
-        """Return the state with the training data it belongs to, where that is known."""
-        return state | ({"trained_on": dict(self.trained_on)} if self.trained_on else {})
+    def _state(self, parts: Mapping, n_features: int, offset: Mapping | None) -> dict:
+        """Return a state with these parts, and the training data it belongs to, where that is known."""
+        known = {"trained_on": dict(self.trained_on)} if self.trained_on else {}
+        facts = {"model": self.name, "settings": self._settings_dict(asdict(self.settings)), "n_features": n_features}
+        return {**facts, "offset": offset, **parts, **known}
+
+    def _settings_dict(self, training: dict) -> dict:
+        """Return these settings of the training with all others that `set_settings` takes."""
+        return training
+
+    def save(self, path: str | Path) -> None:
+        """Write the state to one file (safetensors and JSON, no pickle)."""
+        write_state(path, self.get_state())
+
+    def load(self, path: str | Path) -> "ModelBase":
+        """Load the model that `save` wrote; returns self."""
+        return self.load_state(read_state(path))
 
 
 def _check_same_training_data(expected: Mapping, state: Mapping) -> None:
@@ -180,16 +296,16 @@ def _takes_model(callback) -> bool:
     return any(item.default is item.empty or item.name == "model" for item in placed[2:3])
 
 
-def build_model_settings(kind: type, given: Mapping, *, where: str):
-    """Build the settings dataclass from keyword arguments; an unknown one is refused with the nearest spelling."""
-    known = {item.name for item in dataclasses.fields(kind)}
+def build_model_settings(given: Mapping, *kinds: type, where: str) -> list:
+    """Build each settings dataclass from its keyword arguments; an unknown one is refused with the nearest spelling."""
+    known = {item.name: kind for kind in kinds for item in dataclasses.fields(kind)}
     for name in given:
         if name not in known:
             step, there = did_you_mean(name, known), ", ".join(sorted(known))
             raise SettingsError(
                 "Unknown setting", where=where, got=repr(name), wanted=f"one of {there}", next_step=step
             )
-    return kind(**given)
+    return [kind(**{name: value for name, value in given.items() if known[name] is kind}) for kind in kinds]
 
 
 def check_settings(spec, **wanted: str | tuple[str, ...]) -> None:
@@ -264,13 +380,6 @@ def installed_library_versions(names: Iterable[str] = WATCHED) -> dict[str, str]
     return versions
 
 
-def fit_environment(**facts: Any) -> dict:
-    """Return the facts that bits may depend on: the processor and the given facts (threads, device, library
-    versions).
-    """
-    return {"processor": _processor(), **facts}
-
-
 def describe_differences(saved: Mapping | None, now: Mapping) -> tuple[str, ...]:
     """Return one sentence for each fact in which this machine differs from the one that began."""
     saved = saved or {}
@@ -283,7 +392,8 @@ def merge_inexact_reasons(reasons: Iterable[str], more: Iterable[str]) -> list[s
     return list(dict.fromkeys([*reasons, *more]))
 
 
-def _processor() -> str:
+def processor_name() -> str:
+    """Return the name of this machine's processor."""
     info = Path("/proc/cpuinfo")
     names = re.findall(r"^model name\s*: (.*)$", info.read_text(errors="replace"), re.M) if info.exists() else []
     return names[0] if names else platform.processor() or platform.machine()

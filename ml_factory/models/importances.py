@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.models.base import ModelBase
+from ml_factory.models.rows import check_training_rows
 from ml_factory.models.tabular import TabularModel
-from ml_factory.models.tabular_data import check_training_rows
 from ml_factory.seeding import seeded_generator
 
 _FLOOR = 1e-15  # floor of probabilities, so that no single row dominates the loss

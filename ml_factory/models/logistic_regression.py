@@ -9,9 +9,9 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from ml_factory.lazy_module import LazyModule
-from ml_factory.models.base import check_settings, fit_environment, mean_log_loss, softmax
-from ml_factory.models.tabular import BlockTrainer, TabularModel, early_stopping_round
-from ml_factory.models.tabular_data import TabularRows, TabularSpec
+from ml_factory.models.base import check_settings, mean_log_loss, processor_name, softmax
+from ml_factory.models.rows import TrainingRows
+from ml_factory.models.tabular import BlockTrainer, TabularModel, TabularSpec, early_stopping_round
 
 optimize, preprocessing = LazyModule("scipy.optimize"), LazyModule("sklearn.preprocessing")  # only a fit reads them
 
@@ -43,9 +43,9 @@ class LogisticRegression(TabularModel):
     library = "numpy"
 
     def _environment(self, spec):
-        return fit_environment(**super()._environment(spec))
+        return super()._environment(spec) | {"processor": processor_name()}
 
-    def _trainer(self, spec, train, valid, resources):
+    def _trainer(self, spec, train, valid):
         return _Trainer(spec, [train, *([] if valid is None else [valid])])
 
     def _read(self, fitted):
@@ -55,7 +55,7 @@ class LogisticRegression(TabularModel):
             raise ValueError(f"weights of the shape {arrays['weights'].shape} for {self.n_features} features")
         return arrays
 
-    def _scores(self, x):
+    def _margins(self, x):
         fitted = self._predictor
         return _scaled(x, fitted["mean"], fitted["deviation"], self.settings.clip) @ fitted["weights"]
 
@@ -78,7 +78,7 @@ class _Trainer(BlockTrainer):
     path : weights after each round, from which the best are taken.
     """
 
-    def __init__(self, spec: _LogisticRegressionSpec, parts: list[TabularRows]):
+    def __init__(self, spec: _LogisticRegressionSpec, parts: list[TrainingRows]):
         self.spec, self.parts, train = spec, parts, parts[0]
         with threadpool_limits(spec.thread_count), np.errstate(invalid="ignore"):  # a column may have no value
             scale = preprocessing.StandardScaler().fit(train.x[train.weight > 0])

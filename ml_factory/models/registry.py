@@ -54,7 +54,7 @@ NOTEBOOK_OF = {"tabular": "02_train_tabular", "sequence": "03_train_sequence", "
 BOOSTERS = ("xgboost", "lightgbm", "catboost")
 WITH_DATA = ("offset",)  # settings that are resolved with the data
 _NEURAL = "ml_factory.training.estimator:NeuralClassifier"
-_TRAINING, _BLOCKS = "ml_factory.training.spec:TrainSpec", "ml_factory.models.tabular_data:TabularSpec"
+_TRAINING, _BLOCKS = "ml_factory.training.spec:TrainSpec", "ml_factory.models.tabular:TabularSpec"
 _SPECS = {
     spec.name: spec
     for spec in (

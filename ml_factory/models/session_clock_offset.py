@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ml_factory.errors import SettingsError
-from ml_factory.models.base import CLASSES
+from ml_factory.models.rows import CLASSES
 
 PROGRESS_CELLS = 48  # equal parts of the session, as in the clock baseline
 PSEUDO_COUNT = 20.0  # rows with the overall class shares, added to each cell
@@ -85,15 +84,3 @@ class SessionClockOffset:
         if shares.shape != (PROGRESS_CELLS + ending, len(CLASSES)):
             raise ValueError(f"shares of the shape {shares.shape}")
         return cls(column, **numbers, ending=ending, log_shares_C3=shares)
-
-
-def check_clock_offset_settings(column: object, bars: object, features: int | None = None) -> None:
-    """Raise SettingsError for settings that are no offset, or for a column beyond the model's `features` inputs.
-
-    column, bars : the settings `offset_column` (-1: none) and `offset_bars`.
-    """
-    for name, value, low in (("offset_column", column, -1), ("offset_bars", bars, 0)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise SettingsError("Cannot train with this", where=name, got=repr(value), wanted=f"an integer >= {low}")
-    if features is not None and column >= features:
-        raise SettingsError("There is no such input", where="offset_column", got=column, wanted=f"-1 to {features - 1}")

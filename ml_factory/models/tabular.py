@@ -1,74 +1,96 @@
 """XGBoost, LightGBM, CatBoost and a linear baseline, trained in blocks that resume to the bit.
 
 A booster that samples rows and columns and is continued from its model file draws other random numbers than one that
-was never interrupted. So every run, interrupted or not, trains in blocks of fixed length. XGBoost and LightGBM take a
-seed derived from the block's number and start from the scores that the blocks before gave each row, which a run that
-goes on computes again to the same bits; their model is the list of its blocks, each in the library's own format.
-CatBoost keeps its generator in a snapshot file of its own, which travels in the checkpoint as bytes. The linear model
-draws nothing, and starts again.
+was never interrupted. So every run, interrupted or not, trains in blocks of fixed length. A block takes a seed derived
+from its number and starts from the scores that the blocks before gave each row, which a run that goes on computes again
+to the same bits; the model is the list of its blocks, each in the library's own format. The linear model draws nothing,
+and starts again.
 """
 
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import asdict
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 
-from ml_factory.errors import CheckpointError, FactoryError
+from ml_factory.errors import CheckpointError, FactoryError, refuse_damaged_content
 from ml_factory.models.base import (
+    EstimatorSpec,
     ModelBase,
     ModelFitResult,
-    apply_fit_limits,
-    bind_model_to_callbacks,
     build_model_settings,
     check_checkpoint_of_same_fit,
+    check_settings,
     describe_differences,
     log_flat_training_loss,
     mean_log_loss,
     merge_inexact_reasons,
     restore_callback_history,
-    softmax,
 )
-from ml_factory.models.session_clock_offset import SessionClockOffset, check_clock_offset_settings
-from ml_factory.models.tabular_data import (
-    TabularBoosterSpec,
-    TabularRows,
-    TabularSpec,
-    apply_tabular_class_weights,
-    check_tabular_rows,
-    refuse_damaged_training,
-    to_tabular_matrix,
-    training_data_checksum,
-)
+from ml_factory.models.rows import TrainingRows
 from ml_factory.progress import progress_phase
 from ml_factory.seeding import derive_seed
 
 
+@dataclass(frozen=True)
+class TabularSpec(EstimatorSpec):
+    """Settings of every tabular model.
+
+    rounds : trees per class, or steps of the linear fit, at most.
+    block : rounds between two possible checkpoints.
+    """
+
+    rounds: int = 300
+    block: int = 10
+    l2: float = 1.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_settings(self, rounds="[1, inf)", block="[1, inf)", l2="[0, inf)")
+
+
+@dataclass(frozen=True)
+class TabularBoosterSpec(TabularSpec):
+    """Settings of all boosters.
+
+    row_sample, column_sample : share drawn for each tree.
+    min_leaf : rows a leaf holds at least.
+    """
+
+    learning_rate: float = 0.05
+    depth: int = 3
+    row_sample: float = 0.8
+    column_sample: float = 0.8
+    min_leaf: float = 20.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        share = "(0, 1]"
+        check_settings(
+            self, depth="[1, inf)", min_leaf="[0, inf)", learning_rate=share, row_sample=share, column_sample=share
+        )
+
+
 class BlockTrainer:
-    """A model in training, which resumes from what `fitted` and `memory` gave after its last block. A subclass has
+    """A model in training, which resumes from what `fitted` gave after its last block. A subclass has
 
     grow(first, until, seed) : train rounds first..until; returns the training and validation log loss after each.
     fitted(rounds) : the model of the first `rounds` rounds, in the library's own bytes or in arrays.
     """
 
-    def memory(self) -> dict[str, Any]:
-        """Return what training goes on from, besides the model so far."""
-        return {}
-
-    def restore(self, part: Mapping[str, Any], rounds: int) -> None:
-        """Restore {"fitted": the model, **memory}, taken after that many rounds."""
+    def restore(self, fitted: Any) -> None:
+        """Restore what `fitted` gave."""
 
 
 class TabularModel(ModelBase):
     """Base of the tabular models. A subclass has
 
     library : package whose version its bits depend on.
-    _trainer(spec, train, valid, resources) : a `BlockTrainer`; `resources` are released when training ends.
+    _trainer(spec, train, valid) : a `BlockTrainer`.
     _read(fitted) : the predictor of a finished model.
-    _scores(x) : class scores (N, 3) of the trees or weights, without the offset.
+    _margins(x) : class scores (N, 3) of the trees or weights.
     _gain() : gains (F,) of any scale.
     """
 
@@ -76,31 +98,43 @@ class TabularModel(ModelBase):
     library: str
 
     def __init__(self, **settings: Any):
-        self.settings = build_model_settings(self.Spec, settings, where=self.name)
-        self.n_features = 0
+        self.set_settings(settings)
         self.best_round = 0
-        self._fitted: Any = None
+        self._bytes: Any = None  # the fitted model as it is stored
         self._predictor: Any = None
         self._growing: tuple[BlockTrainer, int] | None = None  # while fitting: trainer, rounds
-        self._offset: SessionClockOffset | None = None
+
+    def set_settings(self, given):
+        (self.settings,) = build_model_settings(given, self.Spec, where=self.name)
 
     def _environment(self, spec: TabularSpec) -> dict:
         """Return the facts that the bits of a fit depend on."""
         return {"threads": spec.thread_count, self.library: version(self.library)}
 
+    def _inputs(self, x, where, features):
+        """Return x_NF as contiguous float32; NaN is a missing value, an infinity is refused."""
+        x = np.ascontiguousarray(x, dtype=np.float32)
+        if x.ndim != 2:
+            raise FactoryError(
+                "Tabular models read rows of features", where=where, got=f"shape {x.shape}", wanted="(N, F)"
+            )
+        if features and x.shape[1] != features:
+            raise FactoryError("Wrong number of features", where=self.name, got=x.shape[1], wanted=features)
+        if np.isinf(x).any():
+            row, column = np.argwhere(np.isinf(x))[0]
+            raise FactoryError("Infinite feature", where=f"{where}, row {row}, column {column}", wanted="finite or NaN")
+        return x
+
+    def _column(self, x, column):
+        return x[:, column]
+
+    def _arrays(self, x):
+        return (x,)
+
     # ---------------------------------------------------------------------- training
 
-    def fit(self, x, y, sample_weight=None, *, validation=None, callbacks=(), checkpoints=None, limits=None):
-        spec, limited = apply_fit_limits(self.settings, limits)
-        train = check_tabular_rows(x, y, sample_weight, where="training")
-        valid = None if validation is None else check_tabular_rows(*validation)
-        train, valid = apply_tabular_class_weights(train, valid, spec.class_weight)
-        arrays = [array for part in (train, valid) if part for array in (part.x, part.target, part.weight)]
-        data = training_data_checksum(train.x.shape[1], *arrays)
-        run, here = {"model": self.name, "settings": spec.identity(), "data": data}, self._environment(spec)
-        self.n_features = train.x.shape[1]
-        start = self._start_from_offset(spec, train, valid)
-        saved = checkpoints.load() if checkpoints is not None else None
+    def _learn(self, spec, train, valid, run, callbacks, checkpoints):
+        here, saved = self._environment(spec), checkpoints.load() if checkpoints is not None else None
         nothing = {**run, "environment": here, "inexact": [], "rounds": 0, "history": [], "train": [], "val": []}
         progress = dict(saved["state"]) if saved else nothing
         check_checkpoint_of_same_fit(progress, run)
@@ -109,66 +143,47 @@ class TabularModel(ModelBase):
         if getattr(spec, "device", "cpu") != "cpu":
             reasons += (f"device: {self.name} on a GPU is not promised to the bit",)
         progress |= {"inexact": merge_inexact_reasons(progress["inexact"], reasons), "environment": here}
-        callbacks = bind_model_to_callbacks(callbacks, self)
         restore_callback_history(callbacks, progress["history"])
         resumed_from = len(progress["history"]) if saved else None
-        if "finished" not in progress:
+        if "best_round" not in progress:
             try:
-                self._train(spec, train, valid, progress, callbacks, checkpoints, start)
+                self._train(spec, train, valid, progress, callbacks, checkpoints)
             finally:
                 self._growing = None
         with refuse_damaged_training():
-            self.load_state(progress["finished"])
+            self._load_parts(self._parts_of_checkpoint(progress))
         return ModelFitResult(
-            history=list(progress["history"]), best_epoch=-(-self.best_round // spec.block), limited=limited,
+            history=list(progress["history"]), best_epoch=-(-self.best_round // spec.block),
             best_round=self.best_round, resumed_from=resumed_from, stopped_early=progress["rounds"] < spec.rounds,
             exact=not progress["inexact"], nondeterminism=tuple(progress["inexact"]),
         )  # fmt: skip
 
-    def _start_from_offset(self, spec: TabularSpec, train: TabularRows, valid: TabularRows | None) -> float:
-        """Fit the offset on the weighted training rows and add it to both parts; return its validation loss.
-
-        The loss is infinite without an offset: only with one may the model of 0 rounds be the best.
-        """
-        self._offset = None
-        if spec.offset_column < 0:
-            return np.inf
-        check_clock_offset_settings(spec.offset_column, spec.offset_bars, train.x.shape[1])
-        clock, given = train.x[:, spec.offset_column], {"column": spec.offset_column, "ending": spec.offset_bars}
-        self._offset = SessionClockOffset.fit(clock, train.target, train.weight, **given)
-        for part in filter(None, (train, valid)):
-            part.offset = self._offset.log_class_shares(part.x[:, spec.offset_column])
-        return np.inf if valid is None else mean_log_loss(valid.offset, valid.target, valid.weight)
-
     def _train(
-        self, spec: TabularSpec, train: TabularRows, valid: TabularRows | None, progress: dict, callbacks, checkpoints,
-        start: float,
-    ) -> None:  # fmt: skip
+        self, spec: TabularSpec, train: TrainingRows, valid: TrainingRows | None, progress: dict, callbacks, checkpoints
+    ) -> None:
         """Train blocks of rounds until all are done or patience ends, and take the best round."""
-        with ExitStack() as resources:
-            trainer = self._trainer(spec, train, valid, resources)
-            if progress["rounds"]:
-                with refuse_damaged_training():
-                    trainer.restore(progress["part"], progress["rounds"])
-            moved = resources.enter_context(
-                progress_phase("training", spec.rounds, of="rounds", start=progress["rounds"])
-            )
+        start = np.inf  # loss of 0 rounds, which may be the best ones of a model with an offset
+        if valid is not None and valid.offset is not None:
+            start = mean_log_loss(valid.offset, valid.target, valid.weight)
+        trainer = self._trainer(spec, train, valid)
+        if progress["rounds"]:
+            with refuse_damaged_training():
+                trainer.restore(progress["fitted"])
+        with progress_phase("training", spec.rounds, of="rounds", start=progress["rounds"]) as moved:
             while (
                 progress["rounds"] < spec.rounds and early_stopping_round(progress["val"], spec.patience, start) is None
             ):
                 before, metrics = progress["rounds"], self._grow_block(spec, trainer, progress)
                 if checkpoints is not None and checkpoints.due():
-                    part = {"fitted": trainer.fitted(progress["rounds"]), **trainer.memory()}
-                    checkpoints.save({**progress, "part": part, "offset": self._offset_state()}, metrics=metrics)
+                    checkpoints.save({**progress, "fitted": trainer.fitted(progress["rounds"])}, metrics=metrics)
                 moved(progress["rounds"] - before)
                 for callback in callbacks:
                     callback(len(progress["history"]), dict(metrics))
-            losses = progress["val"][: early_stopping_round(progress["val"], spec.patience, start)]
-            best = int(np.argmin(losses)) + 1 if losses else progress["rounds"]
-            if losses and start <= min(losses):
-                best = 0  # no round is better than the clock; the first one is stored and not used
-            progress["finished"] = self._state(trainer.fitted(max(best, 1)), best)
-        progress.pop("part", None)
+        losses = progress["val"][: early_stopping_round(progress["val"], spec.patience, start)]
+        best = int(np.argmin(losses)) + 1 if losses else progress["rounds"]
+        if losses and start <= min(losses):
+            best = 0  # no round is better than the clock; the first one is stored and not used
+        progress |= {"best_round": best, "fitted": trainer.fitted(max(best, 1))}
         if checkpoints is not None:
             checkpoints.save(progress, metrics=progress["history"][-1], force=True)
 
@@ -191,67 +206,36 @@ class TabularModel(ModelBase):
 
     # ---------------------------------------------------------------------- the fitted model
 
-    def predict_proba(self, x) -> np.ndarray:
-        x = self._checked_input(x)
-        if not len(x):
-            return np.empty((0, 3))
-        scores = self._scores(x) if self.best_round else np.zeros((len(x), 3))
-        if self._offset is not None:
-            scores = scores + self._offset.log_class_shares(x[:, self._offset.column])
-        return softmax(scores)
+    def _scores(self, x):
+        self._fitted(self._predictor)
+        return self._margins(x) if self.best_round else np.zeros((len(x), 3))
 
     def importances(self) -> np.ndarray:
         """Return each feature's gain while training, float64 (F,), summing to 1 (to 0 where nothing was learnt)."""
-        self._checked_input(np.zeros((0, self.n_features)))
+        self._fitted(self._predictor)
         gain = np.asarray(self._gain(), dtype=np.float64) if self.best_round else np.zeros(self.n_features)
         return gain / (gain.sum() or 1.0)
 
-    def _checked_input(self, x) -> np.ndarray:
-        """Return x as this fitted model reads it."""
-        if self._predictor is None:
-            raise FactoryError("The model is not fitted", where=self.name, next_step="call fit or load first")
-        x = to_tabular_matrix(x, "x")
-        if x.shape[1] != self.n_features:
-            raise FactoryError("Wrong number of features", where=self.name, got=x.shape[1], wanted=self.n_features)
-        return x
-
-    def get_state(self) -> dict:
+    def _parts(self):
+        fitted, best = self._bytes, self.best_round
         if self._growing is not None:
-            trainer, rounds = self._growing
-            return self._state(trainer.fitted(rounds), rounds)
-        return self._state(self._fitted, self.best_round)
+            trainer, best = self._growing
+            fitted = trainer.fitted(best)
+        return {"library": f"{self.library} {version(self.library)}", "best_round": best, "fitted": fitted}
 
-    def state_from_checkpoint(self, saved: Mapping) -> dict:
-        if "finished" in saved:
-            return dict(saved["finished"])
-        fitted = saved["part"]["fitted"] if saved["rounds"] else None
-        facts = {"n_features": saved["data"]["features"], "offset": saved.get("offset")}
-        return self._state(fitted, saved["rounds"]) | facts
+    def _parts_of_checkpoint(self, saved):
+        best = saved.get("best_round", saved["rounds"])
+        return self._parts() | {"best_round": best, "fitted": saved.get("fitted")}
 
-    def _offset_state(self) -> dict | None:
-        return None if self._offset is None else self._offset.to_dict()
-
-    def _state(self, fitted: Any, best: int) -> dict:
-        return self._with_trained_on({
-            "model": self.name, "settings": asdict(self.settings),
-            "library": f"{self.library} {version(self.library)}",
-            "n_features": self.n_features, "best_round": best, "fitted": fitted, "offset": self._offset_state(),
-        })  # fmt: skip
-
-    def load_state(self, state):
-        state = self._checked_state(state)
-        self.settings = build_model_settings(self.Spec, state["settings"], where=self.name)
-        self.n_features, self.best_round = state["n_features"], state["best_round"]
-        self._fitted = state["fitted"]
-        self._offset = None if state["offset"] is None else SessionClockOffset.from_dict(state["offset"])
+    def _load_parts(self, state):
+        self.best_round, self._bytes = state["best_round"], state["fitted"]
         try:
-            self._predictor = None if self._fitted is None else self._read(self._fitted)
+            self._predictor = None if self._bytes is None else self._read(self._bytes)
         except Exception as error:  # each library raises errors of its own
             raise CheckpointError(
                 f"{self.library} cannot read this model", where=self.name, got=" ".join(str(error).split())[:200],
                 wanted=f"a model of {state['library']}", next_step="install that version, or train again",
             ) from error  # fmt: skip
-        return self
 
 
 class BlockListBooster(TabularModel):
@@ -269,7 +253,7 @@ class BlockListBooster(TabularModel):
     def _read(self, fitted):
         return [self._from_bytes(data) for data in fitted]
 
-    def _scores(self, x):
+    def _margins(self, x):
         scores = None
         for block in self._predictor:
             scores = self._add(scores, block, x)
@@ -303,8 +287,8 @@ class BlockListTrainer(BlockTrainer):
         last = self.booster._from_bytes(self.blocks[whole])
         return [*self.blocks[:whole], self.booster._to_bytes(last, more)]
 
-    def restore(self, part, rounds):
-        for data in part["fitted"]:
+    def restore(self, fitted):
+        for data in fitted:
             self._append(self.booster._from_bytes(data), data)
 
 
@@ -320,3 +304,9 @@ def early_stopping_round(val: list[float], patience: int, start: float = np.inf)
         elif 0 < patience <= number - at:
             return number
     return None
+
+
+def refuse_damaged_training() -> AbstractContextManager:
+    """Raise CheckpointError inside a `with` where a training's state is not what it was saved as."""
+    step = "start a new run (FRESH=True, --fresh)"
+    return refuse_damaged_content(CheckpointError, "This training's checkpoint is damaged", next_step=step)

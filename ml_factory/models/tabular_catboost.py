@@ -1,11 +1,5 @@
-"""CatBoost (Prokhorenkova et al. 2018) with symmetric trees, in blocks, through its own snapshot file.
+"""CatBoost (Prokhorenkova et al. 2018) with symmetric trees, in blocks."""
 
-`init_model` starts a new generator and new approximants; the snapshot file (CatBoost's own binary, no pickle) keeps
-both. A block is the whole training, which reads the snapshot of the block before and is stopped at the block's end:
-CatBoost may refuse a snapshot of another number of rounds, since it chooses some settings by that number.
-"""
-
-import logging
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +7,10 @@ from pathlib import Path
 import catboost
 import numpy as np
 
-from ml_factory.errors import CheckpointError
-from ml_factory.models.base import CLASSES
-from ml_factory.models.tabular import BlockTrainer, TabularModel
-from ml_factory.models.tabular_data import TabularBoosterSpec
+from ml_factory.models.rows import CLASSES, TrainingRows
+from ml_factory.models.tabular import BlockListBooster, BlockListTrainer, TabularBoosterSpec
 
 _METRIC = "MultiClass"
-_log = logging.getLogger("ml_factory")
-_NEVER = 10**9  # seconds: the file is written when a block ends, and only then
 
 
 @dataclass(frozen=True)
@@ -32,121 +22,80 @@ class _CatBoostSpec(TabularBoosterSpec):
     depth: int = 5
 
 
-class CatBoost(TabularModel):
+class CatBoost(BlockListBooster):
     """One symmetric tree of three outputs a round; x_NF float32, NaN missing.
 
-    Where the training rows lack a class it starts without offset, with a warning: CatBoost refuses a baseline of more
-    classes than these rows hold.
+    Scores are float64, passed to each block as the baseline of its rows.
     """
 
     Spec = _CatBoostSpec
     name = "catboost"
     library = "catboost"
 
-    def _start_from_offset(self, spec, train, valid):
-        if spec.offset_column >= 0 and len(np.unique(train.target)) < len(CLASSES):
-            _log.warning("catboost starts from no offset: the training rows lack a class")
-            self._offset = None
-            return np.inf
-        return super()._start_from_offset(spec, train, valid)
+    def _trainer(self, spec, train, valid):
+        parts = [_with_all_classes(train), *([] if valid is None else [valid])]
+        pools = [catboost.Pool(part.x, part.target, weight=part.weight) for part in parts]
+        with tempfile.TemporaryDirectory() as folder:
+            borders = str(Path(folder, "borders"))
+            pools[0].quantize()
+            pools[0].save_quantization_borders(borders)
+            for pool in pools[1:]:
+                pool.quantize(input_borders=borders)
+        scores = [np.zeros((len(part.x), len(CLASSES))) if part.offset is None else part.offset for part in parts]
+        return BlockListTrainer(self, spec, pools, [part.x for part in parts], scores)
 
-    def _trainer(self, spec, train, valid, resources):
-        folder = Path(resources.enter_context(tempfile.TemporaryDirectory()))
-        pools = [catboost.Pool(part.x, part.target, weight=part.weight) for part in (train, valid) if part]
-        pools[0].quantize()
-        if valid is not None:
-            pools[0].save_quantization_borders(str(folder / "borders"))
-            pools[1].quantize(input_borders=str(folder / "borders"))
-        if train.offset is not None:
-            for pool, part in zip(pools, (train, valid), strict=False):
-                pool.set_baseline(part.offset)
-        return _Trainer(spec, pools, folder)
-
-    def _read(self, fitted):
-        (data,) = fitted
-        return catboost.CatBoost().load_model(blob=data)
-
-    def _scores(self, x):
-        return self._predictor.predict(x, prediction_type="RawFormulaVal", thread_count=self.settings.thread_count)
-
-    def _gain(self):
-        # CatBoost keeps no gains of splits; this is the mean change of the score across a split.
-        return self._predictor.get_feature_importance(type="PredictionValuesChange")
-
-
-class _Until:
-    """Stop CatBoost after that many rounds in all."""
-
-    def __init__(self, rounds: int):
-        self.rounds = rounds
-
-    def after_iteration(self, info) -> bool:
-        return info.iteration < self.rounds
-
-
-class _Trainer(BlockTrainer):
-    """Training of CatBoost; `folder` holds its snapshot."""
-
-    def __init__(self, spec: TabularBoosterSpec, pools: list[catboost.Pool], folder: Path):
-        self.folder, self.snapshot = folder, folder / "snapshot.cbsnapshot"
-        self.params = {
+    def _params(self, spec: TabularBoosterSpec) -> dict:
+        drawn = {"bootstrap_type": "Bernoulli", "subsample": spec.row_sample}
+        return {
             "loss_function": _METRIC,
-            "iterations": spec.rounds,
-            "classes_count": 3,
+            "classes_count": len(CLASSES),
             "learning_rate": spec.learning_rate,
             "depth": min(spec.depth, 16),
-            **(
-                {"bootstrap_type": "Bernoulli", "subsample": spec.row_sample}
-                if spec.row_sample < 1
-                else {"bootstrap_type": "No"}
-            ),
+            **(drawn if spec.row_sample < 1 else {"bootstrap_type": "No"}),
             "rsm": spec.column_sample,
             "l2_leaf_reg": spec.l2,
-            "random_seed": spec.seed,
             "thread_count": spec.thread_count,
             "use_best_model": False,
             "logging_level": "Silent",
-            "train_dir": str(folder),
-            "save_snapshot": True,
-            "snapshot_file": str(self.snapshot),
-            "snapshot_interval": _NEVER,
+            "allow_writing_files": False,
         }
-        self.train, self.valid = pools[0], pools[1] if len(pools) > 1 else None
-        self.booster: catboost.CatBoost | None = None
-        self.restored = False  # the snapshot is that of a checkpoint
 
-    def grow(self, first, until, seed):
-        # The seed of a block is not used: the snapshot carries the generator itself.
-        self.booster = catboost.CatBoost(self.params)
-        try:
-            self.booster.fit(self.train, eval_set=self.valid, callbacks=[_Until(until)])
-        except catboost.CatBoostError as error:
-            if "snapshot" not in str(error).lower() and not self.restored:
-                raise
-            raise CheckpointError(
-                "CatBoost cannot go on from the snapshot in this checkpoint",
-                got=str(error).splitlines()[0][:200],
-                next_step="start a new run (FRESH=True, --fresh)",
-            ) from error
-        losses = self.booster.get_evals_result()
-        return losses["learn"][_METRIC][first:until], losses.get("validation", {}).get(_METRIC, [])[first:until]
+    def _train_block(self, spec, bins, scores, rounds, seed):
+        for pool, score in zip(bins, scores, strict=True):
+            pool.set_baseline(score)
+        block = catboost.CatBoost({**self._params(spec), "iterations": rounds, "random_seed": seed})
+        block.fit(bins[0], eval_set=bins[1:] or None)
+        losses = block.get_evals_result()
+        return block, losses["learn"][_METRIC], losses.get("validation", {}).get(_METRIC, [])
 
-    def fitted(self, rounds):
-        if self.booster is None:  # restored where nothing is left to train: at most one round more, cut off below
-            self.grow(rounds, rounds, seed=0)
-        if rounds < self.booster.tree_count_:
-            self.booster.shrink(rounds)
-        facts = self.booster.get_metadata()
-        for name in {*facts.keys()} - {"class_params"}:  # times, folders, a random name: other bytes each time
+    def _add(self, scores, block, x):
+        own = block.predict(x, prediction_type="RawFormulaVal", thread_count=self.settings.thread_count)
+        return own if scores is None else scores + own
+
+    def _to_bytes(self, block, rounds=None):
+        if rounds is not None:
+            block.shrink(rounds)
+        facts = block.get_metadata()
+        for name in {*facts.keys()} - {"class_params"}:  # times, a random name: other bytes each time
             del facts[name]
-        path = self.folder / "model.cbm"
-        self.booster.save_model(str(path))
-        return [path.read_bytes()]
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "model.cbm")
+            block.save_model(str(path))
+            return path.read_bytes()
 
-    def memory(self):
-        # A model cannot be read from a snapshot without its rows: both are kept.
-        return {"snapshot": self.snapshot.read_bytes()}
+    def _from_bytes(self, data):
+        return catboost.CatBoost().load_model(blob=data)
 
-    def restore(self, part, rounds):
-        self.snapshot.write_bytes(part["snapshot"])
-        self.restored = True
+    def _gain(self):
+        # CatBoost keeps no gains of splits; this is the mean change of the score across a split.
+        return catboost.sum_models(self._predictor).get_feature_importance(type="PredictionValuesChange")
+
+
+def _with_all_classes(rows: TrainingRows) -> TrainingRows:
+    """Return the rows, and for each class they lack one of weight 0: CatBoost refuses a baseline of an absent class."""
+    absent = np.setdiff1d(np.arange(len(CLASSES)), rows.target)
+    take = np.r_[np.arange(len(rows.x)), np.zeros(len(absent), np.int64)]
+    return TrainingRows(
+        rows.x[take], np.r_[rows.target, absent], np.r_[rows.weight, np.zeros(len(absent))],
+        None if rows.offset is None else rows.offset[take],
+    ) if len(absent) else rows  # fmt: skip

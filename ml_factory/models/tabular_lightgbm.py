@@ -2,8 +2,7 @@
 
 import lightgbm as lgb
 
-from ml_factory.models.tabular import BlockListBooster, BlockListTrainer
-from ml_factory.models.tabular_data import TabularBoosterSpec
+from ml_factory.models.tabular import BlockListBooster, BlockListTrainer, TabularBoosterSpec
 from ml_factory.seeding import derive_seed
 
 _METRIC = "multi_logloss"
@@ -19,7 +18,7 @@ class LightGBM(BlockListBooster):
     name = "lightgbm"
     library = "lightgbm"
 
-    def _trainer(self, spec, train, valid, resources):
+    def _trainer(self, spec, train, valid):
         params, parts = self._params(spec), [train, *([] if valid is None else [valid])]
         bins = [lgb.Dataset(train.x, train.target, weight=train.weight, params=params)]
         if valid is not None:

@@ -6,8 +6,7 @@ import numpy as np
 import xgboost as xgb
 
 from ml_factory.models.base import check_settings
-from ml_factory.models.tabular import BlockListBooster, BlockListTrainer
-from ml_factory.models.tabular_data import TabularBoosterSpec
+from ml_factory.models.tabular import BlockListBooster, BlockListTrainer, TabularBoosterSpec
 
 _METRIC = "mlogloss"
 _BASE = np.float32(0.5)  # a given base score keeps the first block from estimating one that later blocks would not
@@ -42,7 +41,7 @@ class XGBoost(BlockListBooster):
     def _environment(self, spec):
         return super()._environment(spec) | {"device": spec.device}
 
-    def _trainer(self, spec, train, valid, resources):
+    def _trainer(self, spec, train, valid):
         threads = {"nthread": spec.thread_count}
         bins = [xgb.QuantileDMatrix(train.x, train.target, weight=train.weight, **threads)]
         if valid is not None:

@@ -20,8 +20,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ml_factory.errors import SettingsError
-from ml_factory.models.base import fit_environment
-from ml_factory.process_identity import cores
+from ml_factory.models.base import processor_name
 from ml_factory.storage.private_folder import private_folder
 from ml_factory.training.distributed import ProcessGroup, join_process_group
 from ml_factory.training.precision import DTYPES, native_precision
@@ -136,17 +135,14 @@ class Device:
 
     def environment_facts(self) -> dict:
         """Return the facts that the bits of a run depend on apart from data and settings."""
-        return fit_environment(
-            device=self.kind,
-            capability=self._capability(),
-            threads=self.threads,
-            precision=self.precision,
-            shares=self.batch_share_count,
-            torch=str(torch.__version__),
-        )
+        return {
+            "device": self.kind, "processor": self.processor_name(), "threads": self.threads,
+            "precision": self.precision, "shares": self.batch_share_count, "torch": str(torch.__version__),
+        }  # fmt: skip
 
-    def _capability(self) -> str:
-        return torch.backends.cpu.get_cpu_capability()
+    def processor_name(self) -> str:
+        """Return the name of the processor that computes."""
+        return processor_name()
 
 
 class CudaDevice(Device):
@@ -172,7 +168,7 @@ class CudaDevice(Device):
     def release_freed_memory(self) -> None:
         torch.cuda.empty_cache()
 
-    def _capability(self) -> str:
+    def processor_name(self) -> str:
         return torch.cuda.get_device_name(self.processes.local)
 
 
@@ -250,7 +246,7 @@ class XlaDevice(Device):
         if _xla("runtime").device_type() == "TPU" and not _xla()._XLAC._xla_computation_cache_is_initialized():
             _xla("runtime").initialize_cache(str(folder / "xla"))
 
-    def _capability(self) -> str:
+    def processor_name(self) -> str:
         return str(_xla("runtime").device_type())
 
     def _compiled(self) -> int:
@@ -292,7 +288,7 @@ def pick_device(spec: TrainSpec) -> Device:
         torch.cuda.set_device(processes.local)
     device = {"cpu": Device, "cuda": CudaDevice, "xla": XlaDevice}[kind](
         kind,
-        spec.threads or cores(),
+        spec.thread_count,
         native_precision(kind) if spec.precision == "auto" else spec.precision,
         processes,
         _xla("runtime").global_runtime_device_count() if kind == "xla" else 1,

@@ -70,7 +70,7 @@ def state_dict_module_source(model: NeuralClassifier) -> str:
         f"{name}={value!r}" for name, value in asdict(spec).items() if value != getattr(kind.Spec(), name)
     )
     made, imports = kind.__name__, [f"from {kind.__module__} import {kind.__name__}"]
-    made = f"{made}({model.features}, {model.lookback}, 3, {kind.__name__}.Spec({settings}))"
+    made = f"{made}({model.n_features}, {model.lookback}, 3, {kind.__name__}.Spec({settings}))"
     if model.offset is not None:
         imports.append("from ml_factory.training.export_state_dict import NetworkWithClockOffset")
         made = f"NetworkWithClockOffset({made}, {model.offset.column}, {model.offset.ending})"

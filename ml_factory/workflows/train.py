@@ -348,7 +348,7 @@ def check_given_estimator(wanted: ModelBase, given: ModelBase | None) -> ModelBa
     """
     if given is None:
         return wanted
-    for what in ("name", "settings", "network_spec", "trained_on", "lookback", "offset_column", "offset_bars"):
+    for what in ("name", "settings", "network_spec", "trained_on"):
         expected, actual = (getattr(model, what, None) for model in (wanted, given))
         if what == "settings":
             expected, actual = (value and value.identity() for value in (expected, actual))

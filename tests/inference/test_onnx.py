@@ -91,7 +91,7 @@ def test_graph_of_booster_of_two_classes_or_leaves_alone_equals_booster(name):
     two = trained_model(name, classes=2, rounds=5)
     assert difference(two) < 1e-6
     p = GraphModel.of(two, model_to_onnx(two)).predict_rows(np.zeros((1, 3), np.float32), np.array([0]))
-    assert p[0, 1] < 0.3 and (p[0, 1] == 0) == (name == "catboost")
+    assert p[0, 1] < 0.3
     assert difference(trained_model(name, min_leaf=1e6)) < 1e-6
 
 
@@ -117,8 +117,8 @@ def thresholds(name: str, blocks: list[bytes]) -> list[tuple[int, float]]:
         splits = splits.dropna(subset="threshold")
         columns = splits.split_feature.str.removeprefix("Column_").astype(int)
         return list(zip(columns, splits.threshold, strict=True))
-    borders = catboost.CatBoost().load_model(blob=blocks[0]).get_borders()
-    return [(column, split) for column, values in borders.items() for split in values]
+    borders = [catboost.CatBoost().load_model(blob=data).get_borders() for data in blocks]
+    return [(column, split) for one in borders for column, values in one.items() for split in values]
 
 
 @pytest.mark.parametrize("name", BOOSTERS)

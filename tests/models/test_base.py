@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ml_factory.errors import CheckpointError, FactoryError
-from ml_factory.models import base, tabular_data
+from ml_factory.models import base, rows
 
 
 @dataclass(frozen=True)
@@ -14,11 +14,11 @@ class Settings:
 
 
 def test_class_index_maps_labels_to_columns_and_rejects_others():
-    np.testing.assert_array_equal(tabular_data.labels_to_class_index(np.array([1, -1, 0], np.int8)), [2, 0, 1])
+    np.testing.assert_array_equal(rows.labels_to_class_index(np.array([1, -1, 0], np.int8)), [2, 0, 1])
     with pytest.raises(FactoryError, match=r"y, row 2"):
-        tabular_data.labels_to_class_index([0, 1, 0.5])
+        rows.labels_to_class_index([0, 1, 0.5])
     with pytest.raises(FactoryError, match="one column"):
-        tabular_data.labels_to_class_index([[0, 1]])
+        rows.labels_to_class_index([[0, 1]])
 
 
 def test_apply_limits_lowers_only_existing_larger_settings():
@@ -29,24 +29,24 @@ def test_apply_limits_lowers_only_existing_larger_settings():
 
 
 def test_check_rows_ignores_rows_with_zero_weight():
-    tabular_data.check_training_rows(2, [0, 1], [1, 1], where="training")
+    rows.check_training_rows(2, [0, 1], [1, 1], where="training")
     with pytest.raises(FactoryError, match="fewer than two classes"):
-        tabular_data.check_training_rows(2, [0, 1], [1, 0], where="training")
-    tabular_data.check_training_rows(2, [1, 1], None, where="validation")
+        rows.check_training_rows(2, [0, 1], [1, 0], where="training")
+    rows.check_training_rows(2, [1, 1], None, where="validation")
     with pytest.raises(FactoryError, match="No row has weight"):
-        tabular_data.check_training_rows(2, [1, 1], [0, 0], where="validation")
+        rows.check_training_rows(2, [1, 1], [0, 0], where="validation")
 
 
 def test_check_same_run_different_settings_or_data_raises_checkpoint_error():
-    run = {"model": "lstm", "settings": {"epochs": 3}, "data": tabular_data.training_data_checksum(4, np.arange(3))}
+    run = {"model": "lstm", "settings": {"epochs": 3}, "data": rows.training_data_checksum(4, np.arange(3))}
     base.check_checkpoint_of_same_fit(run, dict(run))
-    for part, other in (("settings", {"epochs": 4}), ("data", tabular_data.training_data_checksum(4, np.arange(1, 4)))):
+    for part, other in (("settings", {"epochs": 4}), ("data", rows.training_data_checksum(4, np.arange(1, 4)))):
         with pytest.raises(CheckpointError, match=rf"another run \[{part}\]"):
             base.check_checkpoint_of_same_fit({**run, part: other}, run)
 
 
 def test_environment_differences_are_listed_as_sentences():
-    here = base.fit_environment(threads=1, torch="2.13")
+    here = {"processor": base.processor_name(), "threads": 1, "torch": "2.13"}
     assert base.describe_differences(here, dict(here)) == ()
     assert base.describe_differences({**here, "threads": 2}, here) == ("threads: began with 2, now 1",)
     assert base.merge_inexact_reasons(["a"], ["b", "a"]) == ["a", "b"]

@@ -82,7 +82,8 @@ def test_estimator_initial_weights_depend_on_seed_only():
     for seed in (0, 0, 1):
         torch.manual_seed(len(states))
         model = build_model("lstm", **SMALL, seed=seed)
-        model._build(5)
+        model.n_features = 5
+        model._build()
         states.append(model.get_state()["weights"]["rnn.weight_ih_l0"])
     assert torch.equal(states[0], states[1]) and not torch.equal(states[0], states[2])
 

@@ -50,7 +50,7 @@ def test_torchrun_train_in_two_processes_gives_losses_of_one_and_one_run(prepare
     # One attempt, one record, one artifact: the second process left nothing behind.
     runs = [path.name for path in (second.results / "DEMO").iterdir() if path.is_dir()]
     assert runs == [alone.run_id]
-    logged = {path.name.split("-")[1] for path in (together.report_path.parent / "log").glob("segment-*.jsonl")}
+    logged = {path.name.split("-")[0] for path in (together.report_path.parent / "log").glob("*.jsonl")}
     assert logged == {"0001"}
     assert reported["artifact_hash"] == together.artifact_hash
     # What is finished is found, and the second process does not wait for a fit that does not come.
