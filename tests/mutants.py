@@ -38,7 +38,7 @@ EQUIVALENT: dict[str, str] = {}  # site -> why no test can tell
 COMPARE = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
 ARITHMETIC = {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "*"}
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv*", "__pycache__", "workspace", "dist", "build", ".*_cache")
-JIT = ("njit", "overload")  # decorators of code that numba compiles
+JIT = ("njit", "overload", "_compiled")  # decorators of code that numba compiles
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 CONTEXT = "ML_FACTORY_COVERAGE_CONTEXT"  # the test that runs now, for the processes that it starts
 RECORDED = "ML_FACTORY_COVERAGE_FOLDER"
