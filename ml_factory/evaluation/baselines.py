@@ -11,7 +11,7 @@ import numpy as np
 
 from ml_factory.data.sessions import MINUTE_NS, assign_sessions
 from ml_factory.errors import FactoryError
-from ml_factory.models.base import CLASSES
+from ml_factory.models.rows import CLASSES
 
 BASELINES = ("prior", "last_move", "clock", "clock_volatility")
 PROGRESS_BINS = 48  # half an hour of a 24-hour session

@@ -11,7 +11,7 @@ import pandas as pd
 
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 from ml_factory.evaluation.intervals import ConfidenceInterval, gain_interval_by_class
-from ml_factory.models.base import CLASSES
+from ml_factory.models.rows import CLASSES
 
 CLASS_NAMES = ("short", "neutral", "long")
 PROBABILITIES = [f"p_{name}" for name in CLASS_NAMES]  # columns of every table of predictions

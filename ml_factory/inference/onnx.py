@@ -23,8 +23,8 @@ from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.evaluation.calibration import Calibration
 from ml_factory.inference.predict import INPUT, OUTPUT, GraphModel, TrainedModel, predict_features
 from ml_factory.lazy_module import LazyModule
-from ml_factory.models.base import CLASSES
 from ml_factory.models.registry import find_model_spec
+from ml_factory.models.rows import CLASSES
 
 OPSETS, IR = {"": 20, "ai.onnx.ml": 3}, 10
 ROWS, LARGEST = 10_000, 1e-5

@@ -23,8 +23,9 @@ from ml_factory.evaluation.calibration import Calibration, condition_on_classes
 from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.lazy_module import import_module_or_explain
-from ml_factory.models.base import CLASSES, ModelBase, installed_library_versions, softmax
+from ml_factory.models.base import ModelBase, installed_library_versions, softmax
 from ml_factory.models.registry import build_model_from_state
+from ml_factory.models.rows import CLASSES
 from ml_factory.models.session_clock_offset import SessionClockOffset
 from ml_factory.targets.labels import LabelSpec, stored_label_classes
 from ml_factory.targets.primary_rule import primary_rule_side

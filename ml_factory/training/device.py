@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -91,10 +92,8 @@ class Device:
         network = torch.compile(network) if compiled else network
         if self.processes.world == 1:
             return network
-        return nn.parallel.DistributedDataParallel(network, device_ids=self._own_chips())
-
-    def _own_chips(self) -> list[int] | None:
-        """Return the numbers of this process's chips; None where they have none."""
+        own = [self.processes.local] if self.kind == "cuda" else None
+        return nn.parallel.DistributedDataParallel(network, device_ids=own)
 
     def recompute(self, function: Callable, *args: Any) -> Any:
         """Compute function(*args) with gradient checkpointing: inner results are computed again in the backward
@@ -111,21 +110,15 @@ class Device:
 
     def peak_memory_bytes(self) -> int | None:
         """Return the peak memory of this process; of a GPU or TPU the peak there. None where it is not reported."""
-        try:
-            status = Path("/proc/self/status").read_text()
-        except OSError:  # not Linux
-            return None
-        lines = [line.split() for line in status.splitlines() if line.startswith("VmHWM:")]
-        return 1024 * int(lines[0][1]) if lines else None
+        status = Path("/proc/self/status")  # of Linux
+        found = re.search(r"VmHWM:\s+(\d+)", status.read_text()) if status.exists() else None
+        return 1024 * int(found[1]) if found else None
 
     def is_out_of_memory_error(self, error: BaseException) -> bool:
         """Return True where this error means that memory ran out."""
         return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
             isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
         )
-
-    def release_freed_memory(self) -> None:
-        """Return freed memory to the system."""
 
     def cache_compiled_programs(self, folder: Path) -> None:
         """Cache compiled programs under `folder`, for later processes of this machine."""
@@ -156,17 +149,11 @@ class CudaDevice(Device):
         super().seed_step(seed)
         torch.cuda.manual_seed_all(seed)
 
-    def _own_chips(self) -> list[int]:
-        return [self.processes.local]
-
     def free_bytes(self) -> int:
         return torch.cuda.mem_get_info(self.processes.local)[0]
 
     def peak_memory_bytes(self) -> int | None:
         return torch.cuda.max_memory_allocated(self.processes.local)
-
-    def release_freed_memory(self) -> None:
-        torch.cuda.empty_cache()
 
     def processor_name(self) -> str:
         return torch.cuda.get_device_name(self.processes.local)

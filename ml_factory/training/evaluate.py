@@ -3,9 +3,7 @@
 N rows, B rows of a batch.
 """
 
-import logging
 from collections.abc import Callable, Iterator
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -16,8 +14,6 @@ from ml_factory.training.batches import BatchLoader
 from ml_factory.training.device import Device
 from ml_factory.training.losses import Loss
 
-_log = logging.getLogger("ml_factory.training")
-T = TypeVar("T")
 Forward = Callable[[nn.Module, tuple], Tensor]
 
 
@@ -29,22 +25,17 @@ def evaluate_network_outputs(
 
     feed : loader of the batches; by default the network reads their first part.
     """
-    network = device.to_device(network).eval()
-
-    def run_batches(size: int) -> Tensor:
-        parts = []
-        pieces = list(_batches(len(feed), size, device.chips))
-        batches = feed.batches(positions for positions, _ in pieces)
-        with progress_phase("predicting", len(feed)) as done:
-            for (_, inside), batch in zip(pieces, batches, strict=True):
-                out = network(batch[0]) if forward is None else forward(network, batch)
-                device.mark_step("evaluate")
-                parts.append((out, inside))
-                done(inside)
-            # Copied when all are queued: one wait instead of one per batch.
-            return torch.cat([out.cpu()[:inside] for out, inside in parts])
-
-    return _as_large_as_fits(run_batches, size, device)
+    network, parts = device.to_device(network).eval(), []
+    pieces = list(_batches(len(feed), size, device.chips))
+    batches = feed.batches(positions for positions, _ in pieces)
+    with progress_phase("predicting", len(feed)) as done:
+        for (_, inside), batch in zip(pieces, batches, strict=True):
+            out = network(batch[0]) if forward is None else forward(network, batch)
+            device.mark_step("evaluate")
+            parts.append((out, inside))
+            done(inside)
+        # Copied when all are queued: one wait instead of one per batch.
+        return torch.cat([out.cpu()[:inside] for out, inside in parts])
 
 
 @torch.no_grad()
@@ -54,37 +45,16 @@ def evaluate_mean_loss(network: nn.Module, feed: BatchLoader, loss: Loss, device
     feed : loader of the batches of `loss`, the last part the weights (B,).
     """
     network, processes = device.to_device(network).eval(), device.processes
-
-    def run_batches(size: int) -> Tensor:
-        totals = device.to_device(torch.zeros(2, dtype=torch.float64))
-        pieces = list(_batches(len(feed), size, device.chips))[processes.rank :: processes.world]
-        batches = feed.batches(positions for positions, _ in pieces)
-        for (positions, inside), (*batch, weight_B) in zip(pieces, batches, strict=True):
-            mask_B = device.shard(device.to_device(torch.from_numpy(np.arange(len(positions)) < inside)))
-            loss_sum, weight = loss(network, (*batch, weight_B * mask_B))
-            totals = totals + torch.stack([loss_sum, weight]).double()
-            device.mark_step("evaluate")
-        return totals
-
-    loss_sum, weight = processes.all_reduce_sum(_as_large_as_fits(run_batches, size, device)).tolist()
+    totals = device.to_device(torch.zeros(2, dtype=torch.float64))
+    pieces = list(_batches(len(feed), size, device.chips))[processes.rank :: processes.world]
+    batches = feed.batches(positions for positions, _ in pieces)
+    for (positions, inside), (*batch, weight_B) in zip(pieces, batches, strict=True):
+        mask_B = device.shard(device.to_device(torch.from_numpy(np.arange(len(positions)) < inside)))
+        loss_sum, weight = loss(network, (*batch, weight_B * mask_B))
+        totals = totals + torch.stack([loss_sum, weight]).double()
+        device.mark_step("evaluate")
+    loss_sum, weight = processes.all_reduce_sum(totals).tolist()
     return loss_sum / weight
-
-
-def _as_large_as_fits(run_batches: Callable[[int], T], size: int, device: Device) -> T:
-    """Run `run_batches(size)`, again with half as many rows a batch when memory runs out; outputs do not depend
-    on it.
-    """
-    while True:
-        try:
-            return run_batches(size)
-        except (RuntimeError, MemoryError) as error:
-            # Other processes use batches of this size.
-            if not device.is_out_of_memory_error(error) or size < 2 or device.processes.world > 1:
-                raise
-        # Here the error and the tensors of its frames are released.
-        device.release_freed_memory()
-        size = -(-size // 2)
-        _log.warning("Out of memory while evaluating: trying again in batches of %d rows", size)
 
 
 def _batches(rows: int, size: int, multiple: int) -> Iterator[tuple[np.ndarray, int]]:

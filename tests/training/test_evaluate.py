@@ -57,33 +57,3 @@ def test_mean_loss_and_outputs_of_rows_gathered_on_the_host_are_the_same():
         outputs = evaluate_network_outputs(network, feed, device, 4)
         feeds.append((evaluate_mean_loss(network, feed, loss, device, 4), outputs))
     assert feeds[0][0] == feeds[1][0] and torch.equal(feeds[0][1], feeds[1][1])
-
-
-class Crowded(Noting):
-    """Memory for three rows at once."""
-
-    def forward(self, x):
-        if len(x) > 3:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return super().forward(x)
-
-
-def test_mean_loss_out_of_memory_halves_batch_size(caplog):
-    device, network = Device("cpu", 1), Crowded(2, 1)
-    roomy = Noting(2, 1)
-    roomy.load_state_dict(network.state_dict())
-    for judge in (
-        lambda net: evaluate_mean_loss(net, BatchLoader(device, [X, Y, np.abs(W)]), loss, device, 10),
-        lambda net: evaluate_network_outputs(net, BatchLoader(device, [X]), device, 10),
-    ):
-        torch.testing.assert_close(judge(network), judge(roomy), rtol=1e-6, atol=1e-7)
-    assert caplog.text.count("in batches of 3 rows") == 2
-
-
-def test_outputs_single_row_out_of_memory_raises():
-    class Full(nn.Linear):
-        def forward(self, x):
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-    with pytest.raises(torch.OutOfMemoryError):
-        evaluate_network_outputs(Full(2, 1), BatchLoader(Device("cpu", 1), [X]), Device("cpu", 1), 10)
