@@ -27,8 +27,7 @@ from ml_factory.evaluation.metrics import (
 )
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.evaluation import prepared_dataset_baselines
-from ml_factory.workflows.load_prepared import load_dataset
-from ml_factory.workflows.prepared_dataset import PreparedDataset
+from ml_factory.workflows.prepared_dataset import PreparedDataset, load_dataset
 
 HORIZON = 20
 # name -> file of bars, its symbol, first day and the day after the last one

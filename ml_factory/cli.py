@@ -16,7 +16,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from ml_factory.argument_checks import check_file_exists
 from ml_factory.cli_output import StderrHandler, stderr_console
-from ml_factory.commands import data, machine, recipes, serving, tpu, training
+from ml_factory.commands import machine, pipeline_verbs, recipes, serving, tpu
 from ml_factory.commands.options import CONFIG_HELP
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 from ml_factory.interrupt import Interrupted, interrupt_message, interruptible
@@ -37,9 +37,8 @@ def _app(name: str, help_text: str, functions: Sequence[Callable]) -> App:
 
 app = _app(
     NAME, "From 1-minute bars to probabilities of the next move, on preemptible machines.",
-    (machine.doctor, data.export_data, data.prepare, data.audit, training.train, training.cross_validate,
-     training.stack, training.evaluate, training.leaderboard, training.backtest, training.plan, training.predict,
-     training.export, serving.serve, machine.clean, machine.tracking, machine.run, machine.suite),
+    (machine.doctor, *pipeline_verbs.VERBS, serving.serve, machine.clean, machine.tracking, machine.run,
+     machine.suite),
 )  # fmt: skip
 app.command(_app(
     "recipe", "Train one of the recipes: their data, networks and losses on the library's own loop, devices and "

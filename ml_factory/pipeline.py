@@ -23,10 +23,10 @@ from ml_factory.workflows.inspect_data import (
     try_feature,
 )
 from ml_factory.workflows.leaderboard import leaderboard
-from ml_factory.workflows.load_prepared import load_features, load_labels, load_splits
 from ml_factory.workflows.plan import plan
 from ml_factory.workflows.predictions import load_predictions, predict
 from ml_factory.workflows.prepare import prepare
+from ml_factory.workflows.prepared_dataset import load_features, load_labels, load_splits
 from ml_factory.workflows.report import evaluate
 from ml_factory.workflows.search_barriers import search_barriers
 from ml_factory.workflows.stack import stack

@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 
 from ml_factory import Bundle, commands
-from ml_factory.errors import SettingsError
 from ml_factory.features import custom
 
 MODULE = """import numpy as np
@@ -81,33 +80,9 @@ def test_cli_prepare_train_export_predict_and_serve_with_imported_feature(
     assert code == 2 and "not the one in this bundle" in err
 
 
-def test_cli_serve_follow_with_imported_feature_imports_it_before_bundle_is_loaded(
-    call, own_file, tmp_path, monkeypatch
-):
-    seen = []
-
-    def load(*_):
-        seen.append(custom.registered_feature_names())
-        raise SettingsError("no bundle")
-
-    served = SimpleNamespace(ServedBundle=SimpleNamespace(load=load))
-    monkeypatch.setattr(commands.serving, "served_bundle", served)
-    for name in ("a.bundle", "bars.parquet"):
-        (tmp_path / name).write_bytes(b"")
-    call("serve", tmp_path / "a.bundle", "--follow", tmp_path / "bars.parquet", "--import", own_file())
-    assert seen == [["high_over_low"]]
-
-
 def test_cli_prepare_names_imported_feature_that_it_leaves_out(call, prepared, own_file):
     code, _, err = call("prepare", "--workspace", prepared.root, "--horizon", 5, "--import", own_file())
     assert code == 0 and "imported, not prepared: high_over_low" in err and 'features.custom=["high_over_low"]' in err
-
-
-def test_cli_import_by_module_name_finds_it_where_python_does(call, prepared, own_file, tmp_path, monkeypatch):
-    own_file("named_features.py")
-    monkeypatch.syspath_prepend(tmp_path)
-    code, _, err = call("plan", "--workspace", prepared.root, "--import", "named_features", "--model", "nope")
-    assert code == 2 and "nope" in err and custom.registered_feature_names() == ["high_over_low"]
 
 
 @pytest.mark.parametrize(
@@ -124,12 +99,6 @@ def test_cli_import_of_unusable_file_is_refused_in_one_line(name, text, message,
     code, out, err = call("train", "--workspace", tmp_path / "w", "--import", tmp_path / name)
     assert code in (1, 2) and out == "" and message in err.splitlines()[-1] and "Traceback" not in err
     assert sys.modules.get("json") is before and not {"broken", "exits", "ahead"} & set(sys.modules)
-
-
-@pytest.mark.parametrize("module", ["absent.py", "no_such_module"])
-def test_cli_import_of_absent_module_is_refused_in_one_line(module, call, tmp_path):
-    code, _, err = call("train", "--workspace", tmp_path, "--import", module)
-    assert code in (1, 2) and module in err.splitlines()[-1]
 
 
 def test_cli_import_is_not_taken_from_a_file_of_options(call, own_file, tmp_path):

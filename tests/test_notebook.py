@@ -39,17 +39,9 @@ def test_notebook_finish_prints_written_sizes_and_next_notebook(tmp_path, capsys
         finish([tmp_path / "b"])
 
 
-def test_notebook_show_prints_long_table_text_in_full(monkeypatch):
-    shown = []
-    monkeypatch.setattr("ml_factory.notebook.display", lambda table: shown.append(table._repr_html_()))
-    show(pd.DataFrame({"value": ["found " + "x" * 400 + " train-lstm-h20"]}))
-    assert "x train-lstm-h20" in shown[0]
-
-
 def test_notebook_show_prints_text_and_displays_tables_and_pictures(capsys, monkeypatch):
     shown = []
     monkeypatch.setattr("ml_factory.notebook.display", shown.append)
-    from ml_factory.notebook import show
 
     table = pd.DataFrame({"a": [1]})
     show("words", table, draw_finished_notebooks({"01_x": []}, "ES"), table[:0])

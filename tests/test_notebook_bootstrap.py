@@ -104,17 +104,6 @@ def test_bootstrap_cell_with_unreachable_repository_prints_reason_without_passwo
     assert run()[0] == 0
 
 
-def test_bootstrap_cell_with_placeholder_owner_clones_nothing(run, tmp_path):
-    code, printed = run(ML_FACTORY_REPOSITORY="https://github.com/OWNER/ml_factory")
-    assert code == 1 and "make badges OWNER=" in printed and "Cloning" not in printed
-    assert not kept(tmp_path / "home")
-
-
-def test_bootstrap_cell_without_git_exits_1_with_next_step(run, tmp_path):
-    code, printed = run(PATH=str(tmp_path))
-    assert code == 1 and "Next: upload" in printed
-
-
 # ---- notebooks that were uploaded alone, with the wheel of `make colab` ---------------------------------------------
 
 

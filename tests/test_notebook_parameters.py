@@ -46,11 +46,6 @@ def test_check_parameters_with_defaults_returns_lower_case_names(capsys):
     assert capsys.readouterr().out == "SYMBOL 'DEMO' · HORIZON 20 · MODEL 'xgboost' · QUICK False · RATE 0.5\n"
 
 
-def test_check_parameters_injected_values_override_defaults():
-    chosen = check_parameters(shell=shell('SYMBOL = "ES"\nHORIZON = 5\nRATE = 1'))
-    assert (chosen.symbol, chosen.horizon, chosen.rate) == ("ES", 5, 1)
-
-
 def test_check_parameters_undeclared_shared_name_is_accepted_and_reported(capsys):
     chosen = check_parameters(shell=shell('WORKSPACE = "/x"\nSEED = 3'))
     assert chosen.seed == 3
@@ -138,13 +133,6 @@ def test_notebook_parameters_of_notebook_02_lists_shared_names_in_order():
     assert (declared["QUICK"].kind, declared["QUICK"].default) == (bool, False)
 
 
-def test_convert_parameters_casts_texts_to_declared_types():
-    given = {"HORIZON": "5", "QUICK": "true", "FRESH": "0", "SYMBOL": "1E5", "MODEL": "lightgbm"}
-    assert convert_notebook_parameters(FOLDER / "02_train_tabular.ipynb", given) == {
-        "HORIZON": 5, "QUICK": True, "FRESH": False, "SYMBOL": "1E5", "MODEL": "lightgbm",
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(("text", "value"), [
     ("true", True), ("TRUE ", True), ("1", True), ("yes", True), ("false", False), ("0", False), ("No", False),
 ])  # fmt: skip
@@ -170,12 +158,6 @@ def test_notebook_parameters_without_tagged_cell_raises(tmp_path):
     path.write_text(json.dumps({"cells": []}))
     with pytest.raises(SettingsError, match="No cell is tagged"):
         read_notebook_parameters(path)
-
-
-def test_settings_error_in_notebook_renders_message_without_traceback():
-    assert SettingsError("What", got=1, next_step="do it")._render_traceback_() == [
-        "SettingsError: What. got 1. Next: do it."
-    ]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -106,16 +105,6 @@ def test_train_after_code_change_starts_new_run(often, checkout):
     assert result.resumed_from == 4 and result.run_id == reported["run_id"]
 
 
-def test_train_with_run_of_other_settings_raises_else_resumes(often):
-    train(often, 2)
-    name = next((often.results / "DEMO").glob("train-*/run.json")).parent.name
-    with pytest.raises(SettingsError, match="other settings"):
-        train(often, run=name, model_settings=TREES | {"depth": 2})
-    with pytest.raises(SettingsError, match=rf"No such run.*{name}"):
-        train(often, run="train-xgboost-of-nobody")
-    assert train(often, run=name)[0].resumed_from == 2
-
-
 # ---- restarted from the top ----------------------------------------------------------------------------------------
 
 
@@ -186,17 +175,6 @@ def test_train_resumed_with_other_core_count_is_marked_inexact_in_all_outputs(pr
     assert "Continued, not bit-exact" in page and reason in page  # the report
     facts = json.loads(next((prepared.models / "DEMO").glob(f"model-{model}-*/artifact.json")).read_text())["facts"]
     assert facts["inexact"] == [reason] and not facts["exact"]
-
-
-def test_train_resumed_with_other_library_version_names_library(often, monkeypatch):
-    from ml_factory import runs
-
-    versions = runs.installed_library_versions
-    train(often, 2)
-    monkeypatch.setattr(runs, "installed_library_versions", lambda names: versions(names) | {"numpy": "9.9"})
-    result, (line,) = train(often)
-    assert result.inexact_because == [f"numpy: began with {np.__version__}, now 9.9"] and not result.exact
-    assert "numpy: began with" in line
 
 
 # ---- what a kill left undone ---------------------------------------------------------------------------------------

@@ -1,13 +1,13 @@
 """Settings together: run ids that change with what matters, attempts beside each other, what the environment says."""
 
-import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from ml_factory import code_fingerprint
+from ml_factory import code_fingerprint, pipeline, settings
 from ml_factory.argument_checks import check_horizon, check_seed, quick_from_environment
-from ml_factory.code_fingerprint import source_hash
 from ml_factory.data.validation import RawBarSpec
 from ml_factory.errors import SettingsError
 from ml_factory.features.build import FeatureSpec
@@ -23,13 +23,6 @@ from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
 
 SPEC = RunSettings("MES", 20, "xgboost", "train", 0, False, "0" * 64, (("depth", 3),))
-
-
-def test_data_spec_to_dict_is_json_with_stable_fingerprint():
-    spec = DataSpec()
-    assert json.loads(json.dumps(spec.to_dict(), allow_nan=False)).keys() == spec.to_dict().keys()
-    assert spec.label_spec_for(7) == replace(spec.labels, horizon=7)
-    assert fingerprint_json(spec.to_dict()) == fingerprint_json(DataSpec().to_dict())
 
 
 @pytest.mark.parametrize(
@@ -58,12 +51,6 @@ def test_run_spec_run_id_changes_with_each_field(change):
     assert replace(SPEC, **change).run_id != SPEC.run_id == replace(SPEC).run_id
 
 
-def test_run_spec_run_id_is_readable_folder_name():
-    assert SPEC.run_id.startswith("train-xgboost-h20-s0-")
-    assert replace(SPEC, quick=True).run_id.startswith("train-xgboost-h20-s0-quick-")
-    assert json.loads(json.dumps(SPEC.to_dict()))["settings"] == {"depth": 3}
-
-
 def test_run_spec_ignores_order_of_settings():
     common = {"task": "train", "seed": 0, "quick": False, "data": "0" * 64}
     one = make_run_settings("MES", 20, "xgboost", settings={"depth": 3, "rounds": 9}, **common)
@@ -84,19 +71,6 @@ def test_run_spec_quick_limits_yield_to_given_settings():
     assert dict(make_run_settings("MES", 20, "lstm", settings={"epochs": 9}, **common).settings) == {"epochs": 9}
 
 
-def test_source_hash_changes_with_file_content_and_name(tmp_path, monkeypatch):
-    (tmp_path / "room").mkdir()
-    file = tmp_path / "room" / "one.py"
-    file.write_text("x = 1\n", encoding="utf-8")
-    monkeypatch.setattr(code_fingerprint, "PACKAGE", tmp_path)
-    first = source_hash(("room",))
-    assert source_hash(("room",)) == first
-    file.write_text("x = 2\n", encoding="utf-8")
-    second = source_hash(("room",))
-    file.rename(file.with_name("two.py"))
-    assert len({first, second, source_hash(("room",))}) == 3
-
-
 @pytest.mark.parametrize("horizon", [0, -1, 2.0, "20", True, None])
 def test_check_horizon_invalid_value_raises_settings_error(horizon):
     with pytest.raises(SettingsError, match=r"HORIZON.*wanted a whole number of bars, 1 or more\. Next: "):
@@ -107,10 +81,6 @@ def test_check_horizon_invalid_value_raises_settings_error(horizon):
 def test_check_seed_invalid_value_raises_settings_error(seed):
     with pytest.raises(SettingsError, match="SEED"):
         check_seed(seed)
-
-
-def test_check_horizon_and_check_seed_return_valid_values():
-    assert (check_horizon(1), check_seed(0)) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -162,3 +132,50 @@ def test_machine_of_booster_has_no_processor(model, named):
 def test_data_spec_with_tick_that_is_no_price_step_raises(tick):
     with pytest.raises(SettingsError, match="positive price step"):
         DataSpec(tick=tick)
+
+
+# ---- code ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def copied(tmp_path, monkeypatch) -> Path:
+    """The library's sources, copied; run ids are computed from the copy."""
+    shutil.copytree(code_fingerprint.PACKAGE, tmp_path / "ml_factory", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(code_fingerprint, "PACKAGE", tmp_path / "ml_factory")
+    return tmp_path / "ml_factory"
+
+
+@pytest.mark.parametrize("task", ["train", "folds", "stack"])
+def test_run_id_changes_with_code_that_fits_and_certificate_with_all_that_computes(copied, task):
+    spec = replace(SPEC, task=task)
+    for source, fits, certifies in (
+        ("models/tabular.py", True, True), ("training/loop.py", True, True), ("workflows/folds.py", True, True),
+        ("inference/predict.py", True, True),
+        ("inference/guard.py", False, True), ("seeding.py", True, True), ("leakage/proof.py", False, True),
+        ("data/resample.py", False, True), ("evaluation/plots.py", False, False), ("notebook.py", False, False),
+        ("workflows/report.py", False, False),
+    ):  # fmt: skip
+        run_id, code, text = spec.run_id, settings.certified_code_hash(), (copied / source).read_text()
+        (copied / source).write_text(f"{text}CHANGED = 1\n")
+        assert (spec.run_id != run_id, settings.certified_code_hash() != code) == (fits, certifies), source
+        (copied / source).write_text(text)
+        assert spec.run_id == run_id
+
+
+def test_names_of_packages_in_identities_exist():
+    for name in (*settings.DATA_PACKAGES, *settings.FIT_PACKAGES, *settings.COMPUTES_NOTHING):
+        assert (code_fingerprint.PACKAGE / name).exists(), name
+
+
+def test_run_spec_run_id_of_quick_run_changes_with_limits(monkeypatch):
+    quick = replace(SPEC, quick=True)
+    full_id, quick_id = SPEC.run_id, quick.run_id
+    monkeypatch.setattr(settings, "QuickLimits", lambda: replace(QuickLimits(), sequence_rows=17))
+    assert quick.run_id != quick_id and SPEC.run_id == full_id
+
+
+@pytest.mark.parametrize("name", ["seed", "folds", "scheme", "test_blocks", "window", "weights"])
+def test_train_and_cross_validate_reject_run_arguments_in_model_settings(name, prepared):
+    for work in (pipeline.train, pipeline.cross_validate):
+        with pytest.raises(SettingsError, match=f"model_settings.*{name}"):
+            work(prepared, "DEMO", 5, "lightgbm", model_settings={name: 2})

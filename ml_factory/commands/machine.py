@@ -64,7 +64,7 @@ def clean(*, market: Market = Market(), keep: int = 3, dry_run: bool = False, ye
         dry_run: List sizes only.
         yes: Do not ask.
     """
-    place = market.check()
+    place = market.open()
     check_symbol_stored(place, market.symbol)
     listed = pipeline.clean(place, market.symbol, keep, dry_run=True)
     if dry_run or not listed.items:
@@ -139,7 +139,7 @@ def suite(
     Example: `python -m ml_factory suite --data MES.parquet --symbol MES --quick`
     """
     symbol, quick = market.symbol, quick_from_environment(quick)
-    place = market.check((horizon,), seed=seed, data=file.data, make=True)
+    place = market.open(make=True)
     if file.data is not None:
         with cli_progress_bars(f"preparing {symbol}"):
             settings = settings_module.DataSpec(bars=validation.RawBarSpec(**file.raw_bar_spec_fields()))

@@ -1,4 +1,4 @@
-"""Options that several verbs share, and the checks that run before heavy imports."""
+"""Options that several verbs share."""
 
 import importlib
 import sys
@@ -10,15 +10,14 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from ml_factory.argument_checks import DEMO, DEMOS, check_file_exists, check_horizon, check_seed, quick_from_environment
+from ml_factory.argument_checks import DEMO, check_file_exists, quick_from_environment
 from ml_factory.cli_output import print_status
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
-from ml_factory.models.registry import available_models, find_model_spec
+from ml_factory.models.registry import available_models
 from ml_factory.models.setting_names import parse_setting_value
 from ml_factory.storage.files import files
-from ml_factory.storage.workspace import Workspace, check_symbol, require_raw_bars, workspace_symbols
+from ml_factory.storage.workspace import Workspace, check_symbol, workspace_symbols
 
-PREPARED = "current.json"  # of data/processed/{symbol}/
 AT_LEAST_0, AT_LEAST_1 = Parameter(validator=Number(gte=0)), Parameter(validator=Number(gte=1))
 
 Texts = tuple[str, ...]
@@ -79,34 +78,10 @@ class Market(Place):
 
     symbol: str = DEMO
 
-    def check(
-        self, horizons: Sequence[int] = (), *, models: Sequence[str] = (), seed: int = 0, data: str | None = None,
-        make: bool = False, prepared: bool = False,
-    ) -> Workspace:  # fmt: skip
-        """Return the workspace after cheap checks of the arguments. Raises FactoryError.
-
-        models : names; "stack" is accepted.
-        data : a file that must exist.
-        make : as of `open`. prepared : data of the symbol must be prepared; the reader checks whether they are valid.
-        """
+    def open(self, make: bool = False) -> Workspace:
+        """Return the workspace, as `Place` does, for a symbol that can be a folder's name."""
         check_symbol(self.symbol)
-        for horizon in horizons:
-            check_horizon(horizon)
-        for model in models:
-            if model != "stack":
-                find_model_spec(model)
-        check_seed(seed)
-        if data is not None and "://" not in data:
-            check_file_exists(Path(data).expanduser())
-        place = self.open(make)
-        if prepared and not files.is_file(place.processed(self.symbol) / PREPARED):
-            check_raw_bars_exist(place, self.symbol)
-            raise NotPreparedError(
-                "Nothing is prepared for this symbol yet", where=place.processed(self.symbol),
-                wanted="features and labels",
-                next_step=f"run: python -m ml_factory prepare --symbol {self.symbol} (notebook 01)",
-            )  # fmt: skip
-        return place
+        return super().open(make)
 
 
 @Parameter(name="*")
@@ -116,10 +91,10 @@ class FeatureMarket(Market):
 
     own_modules: OwnModules = ()
 
-    def check(self, horizons: Sequence[int] = (), **others: Any) -> Workspace:
-        """Import the user's modules, which may define models, and check as `Market` does."""
+    def open(self, make: bool = False) -> Workspace:
+        """Import the user's modules, which may define models, and open the workspace."""
         import_own_modules(self.own_modules)
-        return super().check(horizons, **others)
+        return super().open(make)
 
 
 @Parameter(name="*")
@@ -173,7 +148,11 @@ class BarFile:
     columns: Texts = ()
 
     def raw_bar_spec_fields(self) -> dict[str, Any]:
-        """Return the fields of a `RawBarSpec`. Raises SettingsError for columns that are not NAME=NAME."""
+        """Return the fields of a `RawBarSpec`. Raises SettingsError for columns that are not NAME=NAME, and BarsError
+        where there is no such file.
+        """
+        if self.data is not None and "://" not in self.data:
+            check_file_exists(Path(self.data).expanduser())
         pairs = parse_name_value_options(split_commas(self.columns), "--columns", "close=Schluss")
         columns = tuple((ours.strip(), theirs.strip()) for ours, theirs in pairs.items())
         return {name: value for name, value in vars(self).items() if name != "data"} | {"columns": columns}
@@ -182,12 +161,6 @@ class BarFile:
 def split_commas(texts: Sequence[str]) -> list[str]:
     """Return the names in these texts, of which one may hold several with commas between."""
     return [part.strip() for text in texts for part in text.split(",") if part.strip()]
-
-
-def check_raw_bars_exist(workspace: Workspace, symbol: str) -> None:
-    """Raise NotPreparedError unless the workspace has raw bars of this symbol; the synthetic market needs none."""
-    if symbol not in DEMOS:
-        require_raw_bars(workspace, symbol)
 
 
 def check_symbol_stored(workspace: Workspace, symbol: str) -> None:

@@ -69,7 +69,7 @@ def find_unpurged_rows(labels: pd.DataFrame, split: Split, part: str) -> Iterato
         if bad.any():
             first = str(labels.index[rows[bad].min()])
             who = f"{split.name}: {train_role} against {test_role}".removeprefix(": ")
-            yield Leak(part, who, int(bad.sum()), first, None, split.name, "purge and embargo", "none", "rows")
+            yield Leak(part, who, int(bad.sum()), first, split.name, "purge and embargo", "none", "rows")
 
 
 def find_blind_leaks(fit: Fit, values: np.ndarray, labels: pd.DataFrame, split: Split, part: str) -> Iterator[Leak]:
@@ -85,7 +85,7 @@ def find_blind_leaks(fit: Fit, values: np.ndarray, labels: pd.DataFrame, split: 
         runs = {"other outcomes": (values, disturbed, split.roles)}
         if not forecasts:
             runs = {
-                "other rows": (_other_inputs(values, outside, random), disturbed, split.roles),
+                "other rows": (*_other_inputs(values, disturbed, outside, random), split.roles),
                 "fewer rows": _without(values, labels, split.roles, outside, random),
             }
         for way, given in runs.items():
@@ -96,7 +96,7 @@ def find_blind_leaks(fit: Fit, values: np.ndarray, labels: pd.DataFrame, split: 
                 where = state_difference(one.state, blind[name].state) if name in blind else (": gone", 1)
                 if where:
                     yield Leak(
-                        one.part or part, f"{name}{where[0] or ' '}", len(outside), str(labels.index[outside[0]]), None,
+                        one.part or part, f"{name}{where[0] or ' '}", len(outside), str(labels.index[outside[0]]),
                         split.name, f"it may read {' and '.join(reads)} rows", way, "rows",
                     )  # fmt: skip
 
@@ -108,9 +108,9 @@ def disturb_outcomes(labels: pd.DataFrame, rows: np.ndarray) -> pd.DataFrame:
     other, classes = labels.copy(), sorted(labels["label"].unique())
     following = dict(zip(classes, [*classes[1:], classes[0]], strict=True))
     changed = {"label": labels["label"].map(following), "label_end": labels["label_end"] + pd.Timedelta(days=3)}
-    changed |= {name: -5.0 * column for name, column in labels.items() if column.dtype.kind == "f"}
+    numbers = [name for name, column in labels.items() if column.dtype.kind == "f" and name != "close"]
+    changed |= {name: -5.0 * labels[name] for name in numbers}
     changed |= {name: labels[name] + 400 for name in ("exit_bar",) if name in labels}
-    changed |= {name: 1.7 * labels[name] for name in ("close",) if name in labels}
     for name, column in changed.items():
         other[name] = labels[name].where(~_mask(len(labels), rows), column.astype(labels[name].dtype))
     if "barrier" in labels:
@@ -118,10 +118,13 @@ def disturb_outcomes(labels: pd.DataFrame, rows: np.ndarray) -> pd.DataFrame:
     return other
 
 
-def _other_inputs(values: np.ndarray, rows: np.ndarray, random: np.random.Generator) -> np.ndarray:
+def _other_inputs(values: np.ndarray, labels: pd.DataFrame, rows: np.ndarray, random: np.random.Generator) -> tuple:
+    """Return values and labels with other features, and other prices where the labels have them, in these rows."""
     values = values.copy()
     values[rows] = random.normal(5.0, 50.0, (len(rows), values.shape[1])).astype(values.dtype)
-    return values
+    if "close" in labels:
+        labels = labels.assign(close=labels["close"].where(~_mask(len(labels), rows), 1.7 * labels["close"]))
+    return values, labels
 
 
 def _without(values: np.ndarray, labels: pd.DataFrame, roles: Roles, rows: np.ndarray, random) -> tuple:

@@ -13,7 +13,7 @@ from ml_factory.redaction import redact_values
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json, to_json_value
 
-FORMAT = 4
+FORMAT = 5
 FOLDER = "certificates"
 
 

@@ -105,4 +105,4 @@ def _fresh_instance(made: custom.CustomFeature) -> custom.CustomFeature:
 
 def _leak(column: str, base: ResampledBars, rows: Sequence[int]) -> Leak:
     first = str(pd.Timestamp(int(base.known_at[rows[0]]), tz="UTC")) if len(rows) else "none"
-    return Leak(PART, column, len(rows), first, None, first, "its own row", "truncate", SCOPE)
+    return Leak(PART, column, len(rows), first, first, "its own row", "truncate", SCOPE)

@@ -11,7 +11,7 @@ from itertools import zip_longest
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.sessions import DAY_NS, MINUTE_NS, assign_sessions
+from ml_factory.data.sessions import MINUTE_NS, assign_sessions
 from ml_factory.leakage.tables import Table
 from ml_factory.seeding import seeded_generator
 
@@ -43,7 +43,7 @@ class CutPoint:
 
 
 def choose_cut_points(
-    bars: pd.DataFrame, calendar: str, count: int, *, seed: int = 0, earliest: int = 1, latest: int | None = None,
+    bars: pd.DataFrame, calendar: str, count: int, *, seed: int = 0, earliest: int = 1,
     rows: np.ndarray | None = None, labels: Mapping[str, Table] | None = None,
     bar_minutes: int = 1,
 ) -> list[CutPoint]:  # fmt: skip
@@ -57,13 +57,13 @@ def choose_cut_points(
     calendar : of the market
     count : number of cuts
     seed : of the random cuts
-    earliest, latest : positions that a cut may have (its first future bar)
+    earliest : least position that a cut may have (its first future bar)
     rows : int64 ns, `known_at` of the rows of features
     labels : tables whose rows give the moments when a label is resolved
     bar_minutes : length of the bars
     """
     start, bar_ns = bars.index.as_unit("ns").asi8, bar_minutes * MINUTE_NS
-    latest = len(start) - 1 if latest is None else latest
+    latest = len(start) - 1
     random = seeded_generator("cuts", seed, len(start))
     kinds = {"hour of the week": _hours_of_the_week(start, earliest, latest, random)} | _market_kinds(
         bars, start, calendar, random, bar_minutes
@@ -94,15 +94,10 @@ def _market_kinds(
         "session end": random.permutation(edges),
         "frame edge": _edges_of_frames(since, random),
         "gap": _largest(inside, silence, random),
-        "inside a frame": random.permutation(np.flatnonzero(np.isin(since % 60 - 32, range(bar_minutes)))),
         "daylight saving": clocks,
         "extreme": _extremes(bars),
-        "short day": _short_days(edges, len(start)),
-        "day edge": random.permutation(np.flatnonzero(np.diff(start // DAY_NS)) + 1),
-        "one bar before a session end": random.permutation(edges - 1),
         "newest bars": np.array([len(start) - 1, len(start) - 4]),
         "one bar into a session": random.permutation(edges + 1),
-        "one bar after a gap": _largest(inside, silence, random) + 1,
         "soon after daylight saving": np.concatenate([clocks + later for later in (17, 61, 3, 1_440)]),
     }
 
@@ -148,14 +143,6 @@ def _extremes(bars: pd.DataFrame) -> np.ndarray:
     if "volume" in bars:
         places[1:1] = [int(bars["volume"].to_numpy().argmax())]
     return np.array(places, np.int64)
-
-
-def _short_days(edges: np.ndarray, rows: int) -> np.ndarray:
-    """Return ends of sessions far shorter than usual (early closes, holidays), the shortest first."""
-    bounds = np.concatenate([[0], edges, [rows]])
-    length = np.diff(bounds)[:-1]
-    short = np.flatnonzero(length < 0.8 * np.median(length)) if len(length) else np.empty(0, np.int64)
-    return bounds[1:-1][short[np.argsort(length[short], kind="stable")]]
 
 
 def _first_rows_after(places: np.ndarray, start: np.ndarray, rows: np.ndarray, bar_ns: int) -> np.ndarray:

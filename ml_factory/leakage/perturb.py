@@ -84,16 +84,10 @@ def _rethin(start, later, last, random):
 
 def _absent_bars(start: np.ndarray, last: _Last, random: np.random.Generator) -> np.ndarray:
     """Return starts of absent bars from the cut to an hour after the feed: the first ones and random others."""
-    before = np.concatenate([[last.start], start])
-    after = np.concatenate([start, [before[-1] + last.bar_ns + 60 * MINUTE_NS]])
-    silent = (after - before) // last.bar_ns - 1
-    total = int(silent.sum())
-    nearest = np.arange(min(total, MOST_INSERTED // 2))
-    others = random.integers(0, total, MOST_INSERTED // 2) if total else nearest
-    chosen = np.unique(np.concatenate([nearest, others]))
-    behind = np.cumsum(silent)
-    gap = np.searchsorted(behind, chosen, side="right")
-    return before[gap] + (chosen - (behind[gap] - silent[gap]) + 1) * last.bar_ns
+    end = (start[-1] if len(start) else last.start) + last.bar_ns + 60 * MINUTE_NS
+    absent = np.setdiff1d(np.arange(last.start + last.bar_ns, end, last.bar_ns), start)
+    nearest, others = np.split(absent, [MOST_INSERTED // 2])
+    return np.sort(np.concatenate([nearest, random.permutation(others)[: MOST_INSERTED // 2]]))
 
 
 PERTURBATIONS: dict[str, Callable] = {"rewrite": _rewrite, "rethin": _rethin}

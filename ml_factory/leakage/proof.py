@@ -123,7 +123,7 @@ class _ProofRun:
         )  # fmt: skip
         if not self.cuts:  # without a cut nothing is proved
             what, last = f"{RAISED} too few bars after the first row of features to cut", str(self.bars.index[-1])
-            self.findings.add([Leak("pipeline", what, 0, last, None, last, "no cut", "none", "whole file")])
+            self.findings.add([Leak("pipeline", what, 0, last, last, "no cut", "none", "whole file")])
         head = self.findings.guarded(lambda: self.subject.head(self.bars)) or 0
         small = warm + SPARE_BARS + self.spec.ahead > 0.6 * len(self.bars)  # a window would be most of the file
         for number, cut in enumerate(self.cuts):
@@ -191,7 +191,7 @@ class _ProofRun:
             self.findings.count("facts", 1)
             first = str(self.bars.index[0])
             self.findings.add(
-                Leak("facts", name, 1, first, None, cut.moment, cut.why, way, "whole file")
+                Leak("facts", name, 1, first, cut.moment, cut.why, way, "whole file")
                 for name in (self.facts if other is not None else ()) if other.get(name) != self.facts[name]
             )  # fmt: skip
 
@@ -209,7 +209,7 @@ class _ProofRun:
             rows = rows[[name for name in fed.columns if name in rows.columns]]
             at = {"disturbance": "live feed", "scope": "whole file"}
             leaks = compare("features", fed, rows, "its own bar", found_at=at)
-            self.findings.add(replace(leak, size=None, cut=leak.first_row) for leak in leaks)
+            self.findings.add(replace(leak, cut=leak.first_row) for leak in leaks)
 
     def check_fitted(self) -> None:
         """Check splits on all rows, and fitted objects on the first `fit_rows` labels that train."""

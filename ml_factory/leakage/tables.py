@@ -1,7 +1,8 @@
 """Tables of rows with the moment from which each is final, the leaks between two builds, and the list of findings."""
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ from ml_factory.storage.serialization import serialize_state
 ROWS, COLUMNS, RAISED = "(rows)", "(columns)", "(exception)"  # differences that are no single column
 COMPARED = "compared"  # instead of a perturbation: a stored or used value compared with its reference
 BLOCK_ROWS = 8_192
+Tamper = Callable[[str, object], object]
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Leak:
 
     part : features, frame 60m, labels h20, facts, split or fitted
     column : the column or fitted object
-    rows, first_row, size : the worst of the cuts; size in deviations of the column
+    rows, first_row : rows of the worst of the cuts, and the first row
     cut, why, disturbance, scope : where it was detected first; `why` is the reference of a COMPARED value
     cuts : in how many comparisons
     """
@@ -46,7 +48,6 @@ class Leak:
     column: str
     rows: int
     first_row: str
-    size: float | None = None
     cut: str = "none"
     why: str = ""
     disturbance: str = COMPARED
@@ -57,13 +58,9 @@ class Leak:
         """Describe what changed, by how much, and where it was detected."""
         if self.disturbance == COMPARED:
             return f"{self.part}: {self.column} differs from {self.why} in {self.rows:,} places, first {self.first_row}"
-        size = "" if self.size is None else f", up to {self.size:.3g} of its deviation"
         seen = f"cut {self.cut} ({self.why}), {self.disturbance}, {self.scope}"
         times = f"; in {self.cuts} comparisons" if self.cuts > 1 else ""
-        return f"{self.part}: {self.column} changes in {self.rows:,} rows from {self.first_row}{size} [{seen}{times}]"
-
-    def to_dict(self) -> dict:
-        return asdict(self)
+        return f"{self.part}: {self.column} changes in {self.rows:,} rows from {self.first_row} [{seen}{times}]"
 
 
 class Findings:
@@ -72,10 +69,11 @@ class Findings:
     compared : part -> rows or values compared
     cuts : the moments tested
     enough : number of leaks after which a proof stops looking
+    tamper : from a stage and a value to the value to use there (None: the same object), to test the checks themselves
     """
 
-    def __init__(self, enough: int = 1_000):
-        self.enough, self.compared, self.cuts = enough, {}, []
+    def __init__(self, enough: int = 1_000, tamper: Tamper | None = None):
+        self.enough, self.tamper, self.compared, self.cuts = enough, tamper, {}, []
         self._leaks: dict[tuple[str, str], Leak] = {}
 
     @property
@@ -91,6 +89,14 @@ class Findings:
         """True once enough leaks are found."""
         return len(self._leaks) >= self.enough
 
+    def given(self, stage: str, value: object) -> object:
+        """Return what `tamper` gives back for a copy of the value at this stage; without one the value itself."""
+        if self.tamper is None:
+            return value
+        value = copy.deepcopy(value)
+        given = self.tamper(stage, value)
+        return value if given is None else given
+
     def count(self, part: str, rows: int) -> None:
         """Add rows or values compared."""
         self.compared[part] = self.compared.get(part, 0) + int(rows)
@@ -100,9 +106,8 @@ class Findings:
         for leak in leaks:
             known = self._leaks.setdefault((leak.part, leak.column), leak)
             if known is not leak:
-                size = max((size for size in (known.size, leak.size) if size is not None), default=None)
-                rows = max(known.rows, leak.rows)
-                self._leaks[leak.part, leak.column] = replace(known, rows=rows, size=size, cuts=known.cuts + 1)
+                worst = max(known.rows, leak.rows)
+                self._leaks[leak.part, leak.column] = replace(known, rows=worst, cuts=known.cuts + 1)
 
     def merge(self, other: "Findings") -> None:
         """Add all that another proof found."""
@@ -116,7 +121,7 @@ class Findings:
             return build()
         except Exception as error:  # noqa: BLE001 - any exception counts as a failure of the pipeline
             what = f"{RAISED} {type(error).__name__}: {error}"
-            self.add([Leak("pipeline", what, 0, cut, None, cut, why, way, "whole file")])
+            self.add([Leak("pipeline", what, 0, cut, cut, why, way, "whole file")])
             return None
 
 
@@ -139,8 +144,8 @@ def compare(
     found_at : of two builds: cut, disturbance and scope; None: a stored or used table and its reference
     """
 
-    def leak(column: str, rows: int, first: str, size: float | None = None) -> Leak:
-        return Leak(part, column, rows, first, size if found_at else None, why=reference, **(found_at or {}))
+    def leak(column: str, rows: int, first: str) -> Leak:
+        return Leak(part, column, rows, first, why=reference, **(found_at or {}))
 
     if not isinstance(got, pd.DataFrame) or not isinstance(got.index, pd.DatetimeIndex):
         return [leak(f"{COLUMNS} of a {type(got).__name__}", len(wanted), "the first")]
@@ -155,9 +160,8 @@ def compare(
         return [leak(f"{COLUMNS} {odd[0]}", len(at), _moment(at[0]) if len(at) else "none")]
     found = []
     for name in _columns_to_compare(got, wanted):
-        one, two = _plain(got[name]), _plain(wanted[name])
-        if len(wrong := unequal_rows(one, two)):
-            found.append(leak(str(name), len(wrong), _moment(at[wrong[0]]), _size(one, two, wrong)))
+        if len(wrong := unequal_rows(_plain(got[name]), _plain(wanted[name]))):
+            found.append(leak(str(name), len(wrong), _moment(at[wrong[0]])))
     return found
 
 
@@ -229,16 +233,6 @@ def _plain(column: pd.Series) -> np.ndarray:
     if isinstance(column.dtype, pd.DatetimeTZDtype):
         return pd.DatetimeIndex(column).as_unit("ns").asi8
     return column.to_numpy()
-
-
-def _size(one: np.ndarray, two: np.ndarray, wrong: np.ndarray) -> float | None:
-    """Return the largest change in deviations of the column, None where it has none."""
-    if one.shape != two.shape or not {one.dtype.kind, two.dtype.kind} <= set("fiu"):
-        return None
-    one, two = one.astype(np.float64), two.astype(np.float64)
-    finite, moved = two[np.isfinite(two)], np.abs(one[wrong] - two[wrong])
-    deviation, moved = finite.std() if len(finite) else 0.0, moved[np.isfinite(moved)]
-    return float(moved.max() / deviation) if len(moved) and deviation > 0 else None
 
 
 def _moment(at: object) -> str:

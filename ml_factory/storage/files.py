@@ -108,15 +108,6 @@ class Files:
                 folder = folder.parent
             return shutil.disk_usage(folder).free
 
-    def require_space(self, folder: Path, needed: int, what: str) -> None:
-        """Raise FileError when the disk of `folder` lacks `needed` bytes."""
-        free = self.free_bytes(folder)
-        if free < needed:
-            raise FileError(
-                f"Not enough space for {what}", where=folder, got=f"{free / 1e6:,.1f} MB free",
-                wanted=f"about {needed / 1e6:,.1f} MB", next_step="free space, or use another --workspace"
-            )  # fmt: skip
-
     # ------------------------------------------------------------------ writing
 
     def replace(

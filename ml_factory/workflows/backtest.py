@@ -32,9 +32,8 @@ from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.stored_paths import stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol, push_workspace_on_exit, require_raw_bars
 from ml_factory.workflows.evaluation import prepared_dataset_baselines
-from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.predictions import find_artifact_to_predict, load_predictions
-from ml_factory.workflows.prepared_dataset import PreparedDataset
+from ml_factory.workflows.prepared_dataset import PreparedDataset, load_dataset
 
 plots = LazyModule("ml_factory.evaluation.plots")  # matplotlib comes with the extra train
 SHIFTS = 20

@@ -7,7 +7,7 @@ the models that a kept stack is made of, the data that these were trained on, an
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from ml_factory.result import Result
 from ml_factory.runs import StoredRun, read_stored_runs
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.files import REMOVED, files
-from ml_factory.storage.locks import check_lock_file_free, file_lock
+from ml_factory.storage.locks import acquire_lock_file, release_lock_file
 from ml_factory.storage.stored_paths import stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol, push_workspace_on_exit
 
@@ -71,20 +71,21 @@ def clean(
     started, workspace, symbol = time.perf_counter(), Workspace(workspace), check_symbol(symbol)
     if type(keep) is not int or keep < 1:
         raise SettingsError("At least one is kept", where="keep", got=repr(keep), wanted="1 or more")
-    needless, kept = _find_needless(workspace, symbol, keep)
-    items, skipped = [replace(one, size=files.folder_bytes(one.path)) for one in needless.values()], []
-    if not dry_run:
+    with _without_prepare(workspace.processed(symbol)) as idle:
+        needless, kept = _find_needless(workspace, symbol, keep, data=idle)
+        items = [replace(one, size=files.folder_bytes(one.path)) for one in needless.values()]
         shown = needless.keys() if listed is None else {item.path for item in listed.items}
-        skipped += [f"kept: {path} is needed, or gone" for path in sorted(shown - needless.keys())]
-        wanted, items = [item for item in items if item.path in shown], []
-        with progress_phase("cleaning", len(wanted), of="things") as done:
-            for item in wanted:
-                try:
-                    removed = _remove(item, workspace, symbol, keep)
-                    (items if removed else skipped).append(item if removed else f"kept: {item.path} is needed again")
-                except (FileError, CheckpointError) as error:
-                    skipped.append(f"kept: {item.path}: {error}")
-                done(1)
+        skipped = [f"kept: {path} is needed, or gone" for path in sorted(shown - needless.keys())]
+        if not dry_run:
+            wanted, items = [item for item in items if item.path in shown], []
+            with progress_phase("cleaning", len(wanted), of="things") as done:
+                for item in wanted:
+                    try:
+                        removed = _remove(item, workspace)
+                        (items if removed else skipped).append(item if removed else f"kept: {item.path} is needed")
+                    except (FileError, CheckpointError) as error:
+                        skipped.append(f"kept: {item.path}: {error}")
+                    done(1)
     items.sort(key=lambda item: (-item.size, str(item.path)))
     size, what = sum(item.size for item in items), "not needed any more" if dry_run else "deleted"
     lines = [f"{one.size / 1e6:10,.1f} MB  {one.kind}: {one.path} ({one.why})" for one in items] if not listed else []
@@ -95,36 +96,44 @@ def clean(
     )  # fmt: skip
 
 
-def _remove(item: RemovableItem, workspace: Workspace, symbol: str, keep: int) -> bool:
-    """Delete it under the lock of the process that could need it; return False where it is needed by now."""
-    processed, of_data = workspace.processed(symbol), item.kind == "prepared data"
-    with ExitStack() as locks:
-        if item.run is not None:
-            locks.enter_context(item.run.locked(workspace))
-        if of_data:
-            if _is_preparing(processed):
-                return False
-            locks.enter_context(file_lock(processed / "prepare.lock"))
-        if item.kind == "results":
-            if item.artifact is not None and files.is_folder(item.artifact.path):  # it was kept
-                return False
-            for name in (item.path.name, f"{item.path.name}{USER_SUFFIX}"):
-                if files.is_folder(checkpoints := stored_path(workspace.checkpoints, name)):
-                    files.remove_folder(checkpoints)
-        elif item.path not in _find_needless(workspace, symbol, keep, ours=of_data)[0]:
-            return False
-        elif item.artifact is not None:
+@contextmanager
+def _without_prepare(processed: Path) -> Iterator[bool]:
+    """Hold the lock of `prepare` inside a `with`; it yields False where another process prepares this symbol now."""
+    lock = processed / "prepare.lock"
+    if not files.is_folder(processed):
+        yield True
+        return
+    try:
+        acquire_lock_file(lock, "the prepared data")
+    except CheckpointError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        release_lock_file(lock)
+
+
+def _remove(item: RemovableItem, workspace: Workspace) -> bool:
+    """Delete it under the lock of its run; return False where it was registered again, or its model is still there."""
+    with nullcontext() if item.run is None else item.run.locked(workspace):
+        if item.kind == "model":
             return ArtifactRegistry(workspace.models).remove(item.artifact)
+        if item.artifact is not None and files.is_folder(item.artifact.path):
+            return False
+        for name in (item.path.name, f"{item.path.name}{USER_SUFFIX}") if item.kind == "results" else ():
+            if files.is_folder(checkpoints := stored_path(workspace.checkpoints, name)):
+                files.remove_folder(checkpoints)
         files.remove_folder(stored_path(item.path.parent, item.path.name, inside=item.inside))
-    return True
+        return True
 
 
 def _find_needless(
-    workspace: Workspace, symbol: str, keep: int, ours: bool = False
+    workspace: Workspace, symbol: str, keep: int, *, data: bool
 ) -> tuple[dict[Path, RemovableItem], tuple[str, ...]]:
     """Return what nothing needs now by its path, models before the results of their runs; and what limited the search.
 
-    ours : this process has the lock of `prepare`.
+    data : False leaves out half-prepared data, which another process may be writing.
     """
     (runs, unknown), processed = read_stored_runs(workspace.results / symbol), workspace.processed(symbol)
     artifacts, data_sets = ArtifactRegistry(workspace.models).list(symbol), _data_sets(processed)
@@ -132,10 +141,10 @@ def _find_needless(
     used = _artifacts_in_use(artifacts, runs, current, keep)
     old_runs = _superseded_runs(runs, artifacts, used, keep)
     found = list(_leftovers(workspace, symbol))
-    if ours or not _is_preparing(processed):
-        torn = [name for name, fingerprint in data_sets.items() if not fingerprint]
-        found += [RemovableItem("prepared data", processed / name, "of an interrupted prepare", processed.parent)
-                  for name in torn]  # fmt: skip
+    torn = [name for name, fingerprint in data_sets.items() if data and not fingerprint]
+    found += [
+        RemovableItem("prepared data", processed / name, "of an interrupted prepare", processed.parent) for name in torn
+    ]
     for run in runs:
         # An upload that hung while the run ended leaves a checkpoint on the drive.
         late = stored_path(workspace.checkpoints, run.run_id)
@@ -159,7 +168,7 @@ def _find_needless(
         needed |= {run.facts["data"] for run in runs if run not in old_runs}
         found += [
             RemovableItem("prepared data", processed / name, "superseded", processed.parent)
-            for name, fingerprint in data_sets.items() if current and fingerprint not in needed
+            for name, fingerprint in data_sets.items() if data and current and fingerprint not in needed
         ]  # fmt: skip
     kept = tuple(f"kept: models, results and data, since {path} has no readable record" for path in unknown)
     return {one.path: one for one in found}, kept
@@ -182,15 +191,6 @@ def _current_data(processed: Path) -> str | None:
         return DatasetStore.current(processed).fingerprint
     except NotPreparedError:
         return None
-
-
-def _is_preparing(processed: Path) -> bool:
-    """Return whether a process of this machine prepares this symbol now."""
-    try:
-        check_lock_file_free(processed / "prepare.lock", "the prepared data")
-    except CheckpointError:
-        return True
-    return False
 
 
 def _artifacts_in_use(

@@ -18,8 +18,7 @@ from ml_factory.models.registry import build_model_from_state, find_model_spec
 from ml_factory.result import Result
 from ml_factory.storage.workspace import Workspace, check_symbol
 from ml_factory.workflows import predictions
-from ml_factory.workflows.load_prepared import load_dataset
-from ml_factory.workflows.prepared_dataset import dataset_input_reader
+from ml_factory.workflows.prepared_dataset import dataset_input_reader, load_dataset
 
 BATCH = 64
 MIDDLE = (10, 90)  # percentiles

@@ -30,8 +30,7 @@ from ml_factory.storage.stored_paths import stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol, push_workspace_on_exit
 from ml_factory.workflows import predictions
 from ml_factory.workflows.evaluation import evaluate_artifacts
-from ml_factory.workflows.load_prepared import load_dataset
-from ml_factory.workflows.prepared_dataset import PreparedDataset
+from ml_factory.workflows.prepared_dataset import PreparedDataset, load_dataset
 
 FORMATS = ("bundle", "onnx", "pt2", "pth")
 PTH, _ENDINGS = "model_tpu.pth", {"bundle": "bundle", "card": "md", "pt2": "pt2"}

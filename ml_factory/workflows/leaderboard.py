@@ -18,9 +18,8 @@ from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace, check_symbol, push_workspace_on_exit
 from ml_factory.workflows.backtest import backtest
 from ml_factory.workflows.evaluation import Evaluation, evaluate_artifacts
-from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.predictions import artifacts_to_compare
-from ml_factory.workflows.prepared_dataset import PreparedDataset
+from ml_factory.workflows.prepared_dataset import PreparedDataset, load_dataset
 
 SHOWN = ["symbol", "horizon", "model", "run", "status", "gain_best", "net", "chance"]
 OTHER_DATA = "other data"

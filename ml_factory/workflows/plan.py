@@ -21,8 +21,12 @@ from ml_factory.settings import TASKS, RunSettings, make_run_settings
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.folds import FoldSchemeSpec, plan_folds
-from ml_factory.workflows.load_prepared import load_dataset
-from ml_factory.workflows.prepared_dataset import PreparedDataset, dataset_rows_with_weight, quick_row_limit
+from ml_factory.workflows.prepared_dataset import (
+    PreparedDataset,
+    dataset_rows_with_weight,
+    load_dataset,
+    quick_row_limit,
+)
 from ml_factory.workflows.stack import settings_per_model, stack_folds, stack_run_settings
 from ml_factory.workflows.train import build_untrained_model, fit_inputs
 

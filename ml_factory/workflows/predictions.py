@@ -268,11 +268,18 @@ def artifacts_to_compare(
     """
     for name in models or ():
         _check_model_name(name)
-    finished = _finished(workspace, data.symbol, data.horizon)
-    named = {one.name: one for one in (_artifact_of_run(finished, data, run) for run in runs)}
+    here, found = _finished(workspace, data.symbol, data.horizon, data=data.fingerprint), {}
+    by_run = {one.facts["run_id"]: one for one in here}
+    for run in runs:
+        if run not in by_run:
+            raise NotPreparedError(
+                "No finished run of this id on the prepared data", where=f"{data.symbol}, horizon {data.horizon}",
+                got=run, wanted=f"one of {', '.join([*by_run][-5:]) or 'none'}",
+                next_step="name one of these, or prepare as for that run",
+            )  # fmt: skip
+    named = {by_run[run].name: by_run[run] for run in runs}
     if len(named) < len(runs):
         raise SettingsError("Two runs of one model", where="run", got=", ".join(runs), wanted="one run of each model")
-    here, found = [one for one in finished if one.facts["data"] == data.fingerprint], {}
     for name in [*models, *named] if models else [*available_models(), STACK]:
         artifact = named.get(name) or _newest_full([one for one in here if one.name == name])
         if artifact is not None:
@@ -286,20 +293,6 @@ def artifacts_to_compare(
             next_step=f"python -m ml_factory train --symbol {data.symbol} --horizon {data.horizon} --model xgboost",
         )  # fmt: skip
     return found
-
-
-def _artifact_of_run(finished: Sequence[Artifact], data: PreparedDataset, run: str) -> Artifact:
-    """Return the finished model of a run on this data set. Raises NotPreparedError for no run, and for other data."""
-    found = next((one for one in reversed(finished) if one.facts["run_id"] == run), None)
-    if found is not None and found.facts["data"] == data.fingerprint:
-        return found
-    here = ", ".join([one.facts["run_id"] for one in finished if one.facts["data"] == data.fingerprint][-5:])
-    other = found is not None
-    raise NotPreparedError(
-        "This run is of other prepared data, whose test rows are others" if other else "No finished run of this id",
-        where=f"{data.symbol}, horizon {data.horizon}", got=run, wanted=f"one of {here}" if here else "a finished run",
-        next_step="prepare as for that run, or name another run" if other else "name one of these, or train first",
-    )  # fmt: skip
 
 
 def predict_bars(

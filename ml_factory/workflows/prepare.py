@@ -21,7 +21,7 @@ from ml_factory.datasets.preprocessing import fit_preprocessing_steps
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
 from ml_factory.evaluation.intervals import WEEKS, count_interval_weeks, interval_week_numbers
-from ml_factory.features.build import FeatureSpec, feature_column_names
+from ml_factory.features.build import FeatureSpec
 from ml_factory.progress import ProgressPhase, progress_phase, record_progress
 from ml_factory.result import Result
 from ml_factory.settings import DATA_PACKAGES, DataSpec
@@ -39,15 +39,14 @@ from ml_factory.targets.labels import (
 )
 from ml_factory.targets.splits import chronological_split
 from ml_factory.targets.weights import effective_sample_size
-from ml_factory.workflows.audit_files import quick_audit_of_files
 from ml_factory.workflows.build import Built, build, resolve_market_facts
 from ml_factory.workflows.inspect_data import bar_findings_table, split_figure
-from ml_factory.workflows.load_prepared import prepared_data_fingerprint
-from ml_factory.workflows.prepared_dataset import SPLITS
+from ml_factory.workflows.prepared_dataset import SPLITS, prepared_data_fingerprint
 from ml_factory.workflows.prove import (
     describe_proof_of_store,
     find_certificates,
     prove_store,
+    quick_audit_of_files,
     stored_data_settings,
 )
 from ml_factory.workflows.search_barriers import (
@@ -57,7 +56,6 @@ from ml_factory.workflows.search_barriers import (
     check_found_barriers_rows,
 )
 
-FACTS_BYTES, LABEL_BYTES = 24, 70  # bytes of a feature row without its columns, and of a label
 _log = logging.getLogger("ml_factory")
 
 
@@ -213,8 +211,6 @@ def _write(
         longest = longest_session_bars(bars.index.as_unit("ns").asi8, market.calendar, settings.features.base_minutes)
         for horizon in horizons:
             check_horizon_fits_session(horizon, settings.label_spec_for(horizon).session_end, longest)
-    needed = estimate_prepared_bytes(len(bars), market, settings, len(horizons), features=not store.committed)
-    files.require_space(store.folder, needed, f"the features and labels of {symbol}")
     built = build(bars, market, settings, horizons, features=not store.committed)
     if built.features:
         with progress_phase("writing", len(built.features)):
@@ -234,13 +230,6 @@ def _write(
         facts = _write_horizon(store, built, settings, market, horizon)
         store.commit({"horizons": {str(horizon): facts}}, current=False)
     return bars
-
-
-def estimate_prepared_bytes(bars: int, market: MarketSpec, settings: DataSpec, horizons: int, *, features: bool) -> int:
-    """Estimate the size of a data set: float32 features and facts of their rows unless they are there, and labels."""
-    raw_bars = settings.features.base_minutes // market.bar_minutes
-    per_row = 4 * len(feature_column_names(market, settings.features)) + FACTS_BYTES
-    return bars * (per_row * features + horizons * LABEL_BYTES) // raw_bars
 
 
 def _write_horizon(store: DatasetStore, built: Built, settings: DataSpec, market: MarketSpec, horizon: int) -> dict:

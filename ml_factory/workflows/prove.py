@@ -1,51 +1,61 @@
-"""The look-ahead proof of a prepared data set: quick at the end of `prepare`, full in `audit`; it writes
-certificates.
+"""The look-ahead proof of a prepared data set: quick at the end of `prepare`, full in `audit`; it writes certificates.
+
+The stored files are compared with what the code computes from the bars, bit for bit. Each compared value first passes
+through `tamper`, so that a caller can test the check itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
+from ml_factory.data.bar_report import hash_bars
+from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.validation import RawBarSpec
+from ml_factory.datasets.fitted_transforms import TransformFitSample
+from ml_factory.datasets.preprocessing import fit_preprocessing_steps
+from ml_factory.datasets.scaling import SCALERS
 from ml_factory.datasets.store import DatasetStore
+from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec
 from ml_factory.leakage.blind import Split, find_unpurged_rows
-from ml_factory.leakage.certificate import (
-    Certificate,
-    certificate_path,
-    read_certificate,
-    write_certificate,
-)
+from ml_factory.leakage.certificate import Certificate, certificate_path, read_certificate, write_certificate
 from ml_factory.leakage.custom import check_custom_features
 from ml_factory.leakage.proof import QUICK, ProofSpec, prove
-from ml_factory.leakage.tables import Findings, Leak, Table
+from ml_factory.leakage.tables import ROWS, Findings, Table, compare, compare_states, mismatch
+from ml_factory.progress import progress_phase
+from ml_factory.seeding import seeded_generator
 from ml_factory.settings import DataSpec, certified_code_hash
+from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.labels import LabelSpec
-from ml_factory.targets.splits import SplitSpec
-from ml_factory.workflows.build import DataUnderProof
+from ml_factory.targets.splits import SplitSpec, chronological_split
+from ml_factory.workflows.build import DataUnderProof, build
+from ml_factory.workflows.prepared_dataset import (
+    SPLITS,
+    PreparedDataset,
+    load_certified_dataset,
+    load_dataset_of_store,
+)
 
 FOLDS = 10  # per scheme in a full proof: 76 splits a horizon with combinations of two
+QUICK_COLUMNS = 12  # of a stored scaler, refitted at the end of `prepare`; an audit refits all of them
 
 
 def prove_store(
-    store: DatasetStore, bars: pd.DataFrame, horizons: Sequence[int], also: Findings, spec: ProofSpec = QUICK, *,
-    write: bool = True,
-) -> tuple[Findings, dict[int, Certificate]]:  # fmt: skip
+    store: DatasetStore, bars: pd.DataFrame, horizons: Sequence[int], also: Findings, spec: ProofSpec = QUICK
+) -> tuple[Findings, dict[int, Certificate]]:
     """Prove a prepared data set, and write the certificates; return all that was found, and horizon -> certificate.
 
     bars : the checked bars the data set was made of.
-    also : what other checks found.
-    write : False: no certificate is written.
+    also : what other checks found; where these were tampered with, no certificate is written.
     """
     settings, symbol = stored_data_settings(store), store.facts["symbol"]
     subject = DataUnderProof(symbol, settings, tuple(horizons), FOLDS if spec.form == "full" else 0)
     if settings.features.custom:  # no feed computes them
         spec = replace(spec, features=True)
     facts, rows = store.facts["market"], store.load_features()
-    stored = Table(rows, rows.index.as_unit("ns").asi8)
-    found = prove(subject, bars, spec, facts=facts, features=stored)
+    found = prove(subject, bars, spec, facts=facts, features=Table(rows, rows.index.as_unit("ns").asi8))
     for horizon in horizons:
         split = Split("stored", store.load_splits(horizon), settings.splits.embargo_bars)
         found.add(find_unpurged_rows(store.load_labels(horizon), split, f"split h{horizon}"))
@@ -57,20 +67,20 @@ def prove_store(
             tuple((cut.moment, cut.why) for cut in found.cuts), ("truncate", *spec.ways), found.compared, found.leaks,
         ) for horizon in horizons
     }  # fmt: skip
-    for certificate in certificates.values() if write else ():
+    for certificate in () if also.tamper else certificates.values():
         write_certificate(store.folder.parent, certificate)
     return found, certificates
 
 
 def find_certificates(store: DatasetStore, horizons: Sequence[int], form: str) -> dict[int, Certificate]:
     """Return the certificates of these horizons where each is of this code, passed, and as strong; {} otherwise."""
-    code, folder = certified_code_hash(), store.folder.parent
-    found = {horizon: read_certificate(certificate_path(folder, store.fingerprint, horizon)) for horizon in horizons}
-    proved = all(
-        one is not None and one.passed and (one.subject, one.code) == (store.fingerprint, code)
-        and form in ("quick", one.form) for one in found.values()
-    )  # fmt: skip
-    return found if proved else {}
+    code, found = certified_code_hash(), {}
+    for horizon in horizons:
+        one = read_certificate(certificate_path(store.folder.parent, store.fingerprint, horizon))
+        if one is None or not one.passed or one.code != code or form not in ("quick", one.form):
+            return {}
+        found[horizon] = one
+    return found
 
 
 def stored_data_settings(store: DatasetStore) -> DataSpec:
@@ -86,8 +96,95 @@ def describe_proof_of_store(store: DatasetStore, horizon: int) -> str:
     return found.describe() if found else "none: uncertified"
 
 
-def proof_leak_table(leaks: Sequence[Leak]) -> pd.DataFrame:
-    """Return the leaks as a table: part, column, rows, cut, disturbance and the place of the first difference."""
-    columns = ["part", "column", "rows", "first_row", "size", "cut", "why", "disturbance", "scope", "cuts"]
-    table = pd.DataFrame([leak.to_dict() for leak in leaks], columns=columns)
-    return table.assign(size=table["size"].astype(np.float64)) if len(table) else table
+# ---- the stored files ------------------------------------------------------------------------------------------------
+
+
+def audit_prepared_files(
+    workspace: Workspace, store: DatasetStore, bars: pd.DataFrame, horizons: Sequence[int], found: Findings
+) -> None:
+    """Compare all that is stored and read by training with its reference: bars, rows, splits, scalers, data sets."""
+    given = found.given("bars", bars)
+    found.count("bars", len(bars))
+    found.add(compare("bars", given, bars, "the raw file's checked bars"))
+    if hash_bars(bars) != store.facts["raw"]["bars"]:
+        found.add([mismatch("bars", ROWS, len(bars), bars.index[0], "the bars that the data set was made of")])
+    _audit_rows(store, bars, horizons, found)
+    for horizon in horizons:
+        _audit_scaler(store, horizon, found)
+        data = load_certified_dataset(workspace, store.facts["symbol"], horizon, uncertified=True)  # as trainings do
+        _audit_dataset(data, store, found)
+
+
+def quick_audit_of_files(store: DatasetStore, horizons: Sequence[int]) -> Findings:
+    """Run the last check of `prepare`: refit some columns of each stored scaler, compare data sets with their files."""
+    found = Findings()
+    for horizon in horizons:
+        _audit_scaler(store, horizon, found, columns=QUICK_COLUMNS)
+        _audit_dataset(load_dataset_of_store(store, horizon), store, found)
+    return found
+
+
+def _audit_rows(store: DatasetStore, bars: pd.DataFrame, horizons: Sequence[int], found: Findings) -> None:
+    """Compare stored features and labels with those rebuilt from the bars, and splits with their rule, on every row."""
+    settings = stored_data_settings(store)
+    with custom.stateless_custom_features():
+        built = build(bars, MarketSpec.from_dict(store.facts["market"]), settings, horizons)
+    wanted = built.features.to_frame()
+    given = found.given("features", store.load_features())
+    found.count("stored features", wanted.size)
+    found.add(compare("features", given, wanted, "the features rebuilt from the bars"))
+    for horizon, made in built.labels.items():
+        made, labels = made[made["entry_bar"] >= store.facts["first"]], store.load_labels(horizon)
+        labels.attrs["horizon"] = horizon
+        given = found.given("labels", labels)
+        found.count(f"stored labels h{horizon}", len(made))
+        reference = "the labels rebuilt from the bars"
+        found.add(compare(f"labels h{horizon}", given, made, reference, extra=True))
+        _audit_splits(labels, store.load_splits(horizon), settings.splits, horizon, found)
+
+
+def _audit_splits(labels: pd.DataFrame, splits: Mapping, spec: SplitSpec, horizon: int, found: Findings) -> None:
+    """Compare stored splits with the rule of purge and embargo, and with a new split of the stored labels."""
+    given, part = found.given("splits", splits), f"splits h{horizon}"
+    found.count(part, len(labels))
+    if isinstance(given, Mapping) and set(given) == set(SPLITS) and all(map(len, given.values())):
+        roles = {name: np.asarray(rows) for name, rows in given.items()}
+        if all(rows.min() >= 0 and rows.max() < len(labels) for rows in roles.values()):
+            found.add(find_unpurged_rows(labels, Split("stored", roles, spec.embargo_bars), f"split h{horizon}"))
+    found.add(compare_states(part, "split", given, chronological_split(labels, spec), "the rule of the split"))
+
+
+def _audit_scaler(store: DatasetStore, horizon: int, found: Findings, *, columns: int | None = None) -> None:
+    """Refit the stored scaler, and the steps before it, on the stored training rows and compare.
+
+    columns : number of columns of a lone scaler to compare, drawn at random; None: all.
+    """
+    steps, labels = stored_data_settings(store).preprocess, store.load_labels(horizon)
+    train = store.load_splits(horizon)["train"]
+    rows = store.known_at.get_indexer(labels.index)[train]
+    values, names = store.values, tuple(store.feature_names)
+    given = found.given("scaler", store.load_scaler(horizon))
+    given = given.to_dict() if hasattr(given, "to_dict") else given
+    if columns and len(steps) == 1 and steps[0] in SCALERS and len(names) > columns:
+        some = np.sort(seeded_generator("scaler columns", horizon).choice(len(names), columns, replace=False))
+        values, names = np.ascontiguousarray(values[:, some]), tuple(names[k] for k in some)
+        numbers = [name for name in ("center", "scale", "knots") if name in given]
+        given = {**given, **{name: np.asarray(given[name])[some].tolist() for name in numbers}}
+    with progress_phase(f"refitting scaler {horizon}", len(rows)):
+        wanted = fit_preprocessing_steps(steps, TransformFitSample(values, names, rows, labels.iloc[train]))
+    part = f"scaler h{horizon}"
+    found.count(part, len(rows))
+    found.add(compare_states(part, "scaler", given, wanted, "the steps refitted on the training rows"))
+
+
+def _audit_dataset(data: PreparedDataset, store: DatasetStore, found: Findings) -> None:
+    """Compare the data set that training gets with the stored files."""
+    given, part = found.given("dataset", data), f"dataset h{data.horizon}"
+    wanted = load_dataset_of_store(store, data.horizon)
+    found.count(part, wanted.features.size)
+    if not isinstance(given, PreparedDataset):
+        return found.add([mismatch(part, "(type)", 1, "the first", f"a Dataset: {type(given).__name__}")])
+    for name in ("features", "labels"):
+        found.add(compare(f"{part}, {name}", getattr(given, name), getattr(wanted, name), "the stored one"))
+    for name in ("splits", "scaler", "segment", "close", "symbol", "horizon", "fingerprint", "settings"):
+        found.add(compare_states(part, name, getattr(given, name), getattr(wanted, name), "the stored one"))

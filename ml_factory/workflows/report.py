@@ -31,9 +31,8 @@ from ml_factory.storage.workspace import Workspace, push_workspace_on_exit
 from ml_factory.workflows.backtest import backtest
 from ml_factory.workflows.evaluation import Evaluation, evaluate_artifacts
 from ml_factory.workflows.inspect_data import bar_findings_table
-from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.predictions import artifacts_to_compare, describe_run_choice, predictions_path
-from ml_factory.workflows.prepared_dataset import PreparedDataset
+from ml_factory.workflows.prepared_dataset import PreparedDataset, load_dataset
 from ml_factory.workflows.prove import describe_proof_of_store
 
 SCORES = ["log_loss", "brier", "accuracy", "ece"]

@@ -34,7 +34,7 @@ from ml_factory.targets.barrier_search import (
 )
 from ml_factory.targets.make_labels import label_lives_to_the_vertical
 from ml_factory.targets.splits import SplitSpec, chronological_split
-from ml_factory.workflows.load_prepared import load_dataset
+from ml_factory.workflows.prepared_dataset import load_dataset
 from ml_factory.workflows.prove import stored_data_settings
 
 plots = LazyModule("ml_factory.evaluation.plots")  # matplotlib comes with the extra train

@@ -27,11 +27,11 @@ from ml_factory.targets.weights import training_weights
 from ml_factory.workflows import report
 from ml_factory.workflows.evaluation import evaluate_artifacts
 from ml_factory.workflows.folds import FoldModel, fit_folds, plan_folds
-from ml_factory.workflows.load_prepared import load_certified_dataset
 from ml_factory.workflows.predictions import uncalibrated_predictions
 from ml_factory.workflows.prepared_dataset import (
     PreparedDataset,
     dataset_rows_with_weight,
+    load_certified_dataset,
     quick_row_limit,
     resolve_dataset_settings,
 )

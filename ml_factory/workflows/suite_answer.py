@@ -12,8 +12,8 @@ from ml_factory.evaluation.verdict import format_verdict_bounds
 from ml_factory.result import Result
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.evaluation import baseline_training_rows, prepared_dataset_baselines
-from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.predictions import load_predictions
+from ml_factory.workflows.prepared_dataset import load_dataset
 
 EVERY, PATHS = 8, 400  # test rows the oracle forecasts, whose neighbours' labels overlap, and its paths for each
 

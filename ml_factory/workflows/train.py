@@ -31,13 +31,13 @@ from ml_factory.targets.weights import WeightSpec
 from ml_factory.tracking.run_log import count_run_log_steps, is_log_complete
 from ml_factory.workflows import report
 from ml_factory.workflows.evaluation import evaluate_artifacts
-from ml_factory.workflows.load_prepared import load_certified_dataset
 from ml_factory.workflows.prepared_dataset import (
     InputReader,
     PreparedDataset,
     dataset_input_reader,
     dataset_rows_with_weight,
     limit_training_rows,
+    load_certified_dataset,
     quick_row_limit,
     resolve_dataset_settings,
 )

@@ -174,7 +174,7 @@ from ml_factory.training.device import Device
 from ml_factory.training.spec import TrainSpec
 from ml_factory.workflows import folds
 from ml_factory.workflows.export_data import export_data
-from ml_factory.workflows.load_prepared import load_dataset
+from ml_factory.workflows.prepared_dataset import load_dataset
 from ml_factory.workflows.train import check_given_estimator
 from tests.small_data import SMALL_DATA, SMALL_DATA_WORDS
 

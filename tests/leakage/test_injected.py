@@ -98,9 +98,3 @@ def test_prove_too_few_bars_for_a_cut_does_not_pass(bars):
     until = int(bars.index.searchsorted(rows.index[3]))
     proof = prove(pipeline, bars.iloc[:until], replace(FULL, cuts=5, fit_rows=0))
     assert not proof.passed and "too few bars" in proof.leaks[0].sentence()
-
-
-@pytest.mark.soak
-def test_prove_clean_pipeline_on_real_bars_passes(real_bars):
-    proof = prove(clean_pipeline("ES"), real_bars, replace(FULL, cuts=20))
-    assert proof.passed, [leak.sentence() for leak in proof.leaks]

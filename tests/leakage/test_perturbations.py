@@ -79,14 +79,6 @@ def test_choose_cuts_stand_at_moments_given_by_reason(bars):
     assert clocks and clocks[0].date() == pd.Timestamp("2024-03-10").date()
 
 
-def test_choose_cuts_random_cuts_spread_over_hours_of_week(bars):
-    cuts = [cut for cut in choose_cut_points(bars, "cme", 400) if cut.why == "hour of the week"]
-    hours = [pd.Timestamp(cut.quiet).weekday() * 24 + pd.Timestamp(cut.quiet).hour for cut in cuts]
-    counts = pd.Series(hours).value_counts()
-    open_hours = len({(moment.weekday(), moment.hour) for moment in bars.index})
-    assert len(cuts) >= 20 and counts.max() <= -(-len(cuts) // open_hours) + 1
-
-
 def rows(values, names=("a", "b")) -> pd.DataFrame:
     index = pd.DatetimeIndex(np.arange(len(values)), tz="UTC")
     return pd.DataFrame(np.asarray(values, np.float32), index=index, columns=names)

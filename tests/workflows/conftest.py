@@ -6,8 +6,7 @@ from ml_factory import pipeline
 from ml_factory.data.io import import_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows.load_prepared import load_dataset
-from ml_factory.workflows.prepared_dataset import PreparedDataset
+from ml_factory.workflows.prepared_dataset import PreparedDataset, load_dataset
 from tests.small_data import SMALL_DATA
 
 

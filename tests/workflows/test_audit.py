@@ -1,49 +1,85 @@
-"""The proof at the doors a user takes: prepare, audit, train, and the reports."""
+"""The proof at the doors a user takes, and what each check names; the stages are in tests/contract/test_leaks.py."""
 
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
-from ml_factory import __main__, pipeline
+from ml_factory import pipeline
+from ml_factory.data.io import load_bars
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import NotPreparedError
+from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.features import custom
+from ml_factory.inference import predict
 from ml_factory.leakage.certificate import certificate_path, read_certificate, write_certificate
+from ml_factory.leakage.tables import Findings
 from ml_factory.settings import DataSpec, certified_code_hash
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows import audit, audit_files, build, load_prepared, prepare
-from ml_factory.workflows.load_prepared import load_dataset
-from ml_factory.workflows.prove import describe_proof_of_store
+from ml_factory.workflows import audit, build, evaluation, folds, predictions, prepare, prepared_dataset
+from ml_factory.workflows import train as train_module
+from ml_factory.workflows.prepared_dataset import load_dataset
+from ml_factory.workflows.prove import audit_prepared_files, describe_proof_of_store
 from tests.small_data import FEW_COLUMNS, SMALL_DATA
 
-SMALL = {"rounds": 5, "depth": 2, "threads": 1}
+MODEL = "linear"
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def no_small_runs(monkeypatch):
-    """Folds, stacks and predictions are proved in test_audit_runs; here they would only take time."""
+    """Folds, stacks and predictions are proved further down; here they would only take time."""
     monkeypatch.setattr(audit, "audit_sample_runs", lambda *given: None)
 
 
-def certificate_of(workspace: Workspace, symbol: str = "DEMO", horizon: int = 5):
-    store = DatasetStore.current(workspace.processed(symbol))
-    return read_certificate(certificate_path(workspace.processed(symbol), store.fingerprint, horizon))
+@pytest.fixture(scope="module")
+def read(prepared_template) -> Workspace:
+    """The prepared workspace; tests only read it."""
+    return Workspace(prepared_template)
+
+
+@pytest.fixture(scope="module")
+def data(read):
+    return load_dataset(read, "DEMO", 5)
+
+
+@pytest.fixture(scope="module")
+def sample(data):
+    return audit.sample_rows(data, 1_000)
+
+
+def certificate_of(workspace: Workspace, horizon: int = 5):
+    store = DatasetStore.current(workspace.processed("DEMO"))
+    return read_certificate(certificate_path(workspace.processed("DEMO"), store.fingerprint, horizon))
+
+
+def found_by(check, *given, tamper=None) -> list[str]:
+    found = Findings(tamper=tamper)
+    check(*given, found)
+    assert found.compared
+    return [leak.sentence() for leak in found.leaks]
+
+
+def at(stage, change):
+    """A tamper that changes the values of one stage."""
+    return lambda here, value: change(value) if here == stage else value
+
+
+# ---- the verb --------------------------------------------------------------------------------------------------------
 
 
 def test_train_without_certificate_raises_unless_uncertified(prepared):
     store = DatasetStore.current(prepared.processed("DEMO"))
     certificate_path(prepared.processed("DEMO"), store.fingerprint, 5).unlink()
-    asked = {"model_settings": SMALL}
     for step in (pipeline.train, pipeline.cross_validate):
         with pytest.raises(NotPreparedError, match="python -m ml_factory audit --symbol DEMO"):
-            step(prepared, "DEMO", 5, "xgboost", **asked)
+            step(prepared, "DEMO", 5, MODEL)
     with pytest.raises(NotPreparedError, match="no certificate"):
         pipeline.stack(prepared, "DEMO", 5, ("xgboost", "lightgbm"))
-    trained = pipeline.train(prepared, "DEMO", 5, "xgboost", mirror="off", uncertified=True, **asked)
+    trained = pipeline.train(prepared, "DEMO", 5, MODEL, mirror="off", uncertified=True)
     assert "none: uncertified" in trained.report_path.read_text()
     again = pipeline.prepare(prepared, "DEMO", (5,), settings=SMALL_DATA)
     assert again.reused and again.proof == "quick, 10 cuts"  # prepare proves what lacks a proof
@@ -52,7 +88,7 @@ def test_train_without_certificate_raises_unless_uncertified(prepared):
     assert certificate_of(prepared).code == certified_code_hash()
 
 
-def test_cli_audit_with_leaky_feature_names_leak_and_exits_1(prepared, monkeypatch, capsys):
+def test_cli_audit_with_leaky_feature_names_leak_and_exits_1(prepared, monkeypatch, call, no_small_runs):
     honest = build.build_features
 
     def leaky(*given, **options):
@@ -62,19 +98,15 @@ def test_cli_audit_with_leaky_feature_names_leak_and_exits_1(prepared, monkeypat
         return replace(matrix, values=values)
 
     monkeypatch.setattr(build, "build_features", leaky)
-    words = ["ml_factory", "audit", "--workspace", str(prepared.root), "--symbol", "DEMO", "--cuts", "2", "--json"]
-    words += ["--model", "linear"]
-    monkeypatch.setattr("sys.argv", words)
-    with pytest.raises(SystemExit) as stop:
-        __main__.main()
-    reported = json.loads(capsys.readouterr().out)
+    code, out, _ = call("audit", "--workspace", prepared.root, "--symbol", "DEMO", "--cuts", 2, "--json")
+    reported = json.loads(out)
     first = DatasetStore.current(prepared.processed("DEMO")).feature_names[0]
-    assert stop.value.code == 1 and not reported["passed"]
-    assert first in reported["sentences"][0] and {"column", "rows", "cut", "disturbance"} <= set(reported["leaks"][0])
+    assert code == 1 and not reported["passed"] and first in reported["sentences"][0]
+    assert {"column", "rows", "cut", "disturbance"} <= set(reported["leaks"][0])
     with pytest.raises(NotPreparedError, match=f"looks ahead.*{first}"):
         pipeline.train(prepared, "DEMO", 5, "xgboost")
     monkeypatch.setattr(build, "build_features", honest)
-    assert pipeline.audit(prepared, "DEMO", cuts=2, models=("linear",)).passed  # mended, it is proved anew
+    assert pipeline.audit(prepared, "DEMO", cuts=2).passed  # mended, it is proved again
 
 
 @pytest.mark.soak
@@ -96,7 +128,7 @@ def from_memory(bars, met={}):  # noqa: B006 - the fault to be found
     return [met.setdefault(moment, value) for moment, value in zip(bars.known_at.tolist(), ahead.tolist(), strict=True)]
 
 
-def test_audit_finds_leak_of_custom_feature_with_state_of_earlier_calls(prepared, monkeypatch):
+def test_audit_finds_leak_of_custom_feature_with_state_of_earlier_calls(prepared, monkeypatch, no_small_runs):
     """In the very process that has shown it the whole file, in `prepare` and in `audit`."""
     monkeypatch.setattr(custom, "_FEATURES", {})
     with monkeypatch.context() as blind:
@@ -106,28 +138,18 @@ def test_audit_finds_leak_of_custom_feature_with_state_of_earlier_calls(prepared
     pipeline.prepare(prepared, "DEMO", (5,), settings=settings)
     assert not certificate_of(prepared).passed
     shutil.rmtree(prepared.processed("DEMO") / "certificates")
-    found = pipeline.audit(prepared, "DEMO", cuts=2, models=("linear",))
+    found = pipeline.audit(prepared, "DEMO", cuts=2)
     assert not found.passed and set(found.leaks["column"]) == {"from_memory"}
 
 
 # ---- the files that training reads, against their references -------------------------------------------------------
 
 
-@pytest.fixture
-def audited(prepared):
-    """audited(tamper): of the files alone."""
-    return lambda tamper=None: pipeline.audit(prepared, "DEMO", cuts=1, tamper=tamper)
-
-
-def at(stage, change):
-    """A tamper that changes the values of one stage."""
-    return lambda here, value: change(value) if here == stage else value
-
-
-def one_hour_ahead(features):
-    changed, hour = features.copy(), features.index.hour == 14
-    changed.loc[hour] = features.shift(-1).ffill()[hour]
-    return changed
+@pytest.fixture(scope="module")
+def of_files(read):
+    """of_files(tamper): sentences of the audit of the files alone."""
+    store, (bars, _) = DatasetStore.current(read.processed("DEMO")), load_bars(read, "DEMO")
+    return lambda tamper=None: found_by(audit_prepared_files, read, store, bars, (5,), tamper=tamper)
 
 
 def shuffled(splits):
@@ -143,30 +165,37 @@ def in_place(splits):
     ("stage", "change", "says"),
     [
         ("bars", lambda bars: bars.iloc[1:], "bars: (rows)"),
-        ("features", one_hour_ahead, "features: return_1"),
         ("features", lambda x: x.iloc[:, ::-1], "features: (columns)"),
         ("features", lambda x: x.to_numpy(), "features: (columns) of a ndarray"),
         ("labels", lambda x: x.assign(label=np.roll(x["label"], -1)), "labels h5: label "),
         ("labels", lambda x: x.iloc[1:], "labels h5: (rows)"),
-        ("splits", lambda x: x | {"test": x["test"][1:]}, "splits h5: split['test']"),
         ("splits", lambda x: {"train": x["train"]}, "splits h5: split['test']"),
         ("splits", in_place, "splits h5: split['train']"),
         ("splits", shuffled, "train against"),
-        ("dataset", lambda x: replace(x, close=np.roll(x.close, -1)), "dataset h5: close"),
+        ("scaler", lambda x: replace(x, center=x.center + 1).to_dict(), "scaler h5: scaler['center']"),
         ("dataset", lambda x: replace(x, splits=x.splits | {"test": x.splits["train"]}), "dataset h5: splits['test']"),
         ("dataset", lambda x: replace(x, horizon=7), "dataset h5: horizon"),
         ("dataset", lambda x: x.labels, "dataset h5: (type)"),
     ],
 )
-def test_audit_with_a_tamper_names_the_leak(audited, stage, change, says):
-    found = audited(at(stage, change))
-    assert not found.passed and any(says in sentence for sentence in found.sentences), found.sentences
+def test_audit_of_files_with_a_tamper_names_the_leak(of_files, stage, change, says):
+    sentences = of_files(at(stage, change))
+    assert any(says in sentence for sentence in sentences), sentences
 
 
-def test_audit_with_scaler_fitted_on_all_rows_names_scaler(audited, prepared):
-    everything = RobustScaler.fit(pipeline.load_features(prepared, "DEMO").to_numpy())
-    for change in (lambda scaler: everything, lambda scaler: everything.to_dict()):
-        assert "scaler h5: scaler['center']" in audited(at("scaler", change)).sentences[0]
+def test_audit_of_files_passes_and_names_a_dataset_or_bars_that_are_read_shifted(of_files, read, monkeypatch):
+    assert of_files() == []
+
+    def ahead(*given):
+        data = load_dataset(*given)
+        return replace(data, features=data.features.shift(-1).ffill())
+
+    monkeypatch.setattr(prepared_dataset, "load_dataset", ahead)
+    assert "dataset h5, features: return_1" in of_files()[0]
+    store, bars = DatasetStore.current(read.processed("DEMO")), load_bars(read, "DEMO")[0]
+    shifted = bars.assign(close=bars["close"].shift(-1).ffill())
+    sentences = found_by(audit_prepared_files, read, store, shifted, (5,))
+    assert any("bars: (rows) differs from the bars that the data set was made of" in one for one in sentences)
 
 
 def test_prepare_with_scaler_fitted_on_all_rows_names_scaler(prepared, monkeypatch, caplog):
@@ -178,25 +207,210 @@ def test_prepare_with_scaler_fitted_on_all_rows_names_scaler(prepared, monkeypat
     assert made.proof.startswith("FAILED") and "scaler h7: scaler['center']" in caplog.text
 
 
-def test_audit_with_every_reading_of_the_bars_shifted_names_them(audited, monkeypatch):
-    """No second reading shows it: the hash of what was prepared does, and the rows of the raw file."""
-    honest = audit_files.load_bars
-
-    def ahead(*given, **options):
-        bars, report = honest(*given, **options)
-        return bars.assign(close=bars["close"].shift(-1).ffill()), report
-
-    for module in (audit, audit_files):
-        monkeypatch.setattr(module, "load_bars", ahead)
-    found = audited().sentences
-    assert any("bars: (rows) differs from the bars that the data set was made of" in one for one in found), found
-    assert any("bars: close differs from the raw file's rows of the same minute" in one for one in found), found
+# ---- trainings -------------------------------------------------------------------------------------------------------
 
 
-def test_audit_with_load_dataset_shifted_by_one_row_names_features(audited, monkeypatch):
+def test_sample_rows_double_until_each_fifth_has_two_classes(data):
+    assert len(audit.sample_rows(data, 300).labels) == 300
+    labels = data.labels.copy()
+    labels.iloc[:70, labels.columns.get_loc("label")] = np.int8(0)
+    assert len(audit.sample_rows(replace(data, labels=labels), 100).labels) == 400
+
+
+training = partial(found_by, audit.audit_training)
+
+
+@pytest.mark.parametrize(("model", "rows"), [("xgboost", 1_000), ("tcn", 300)])
+def test_audit_of_honest_training_passes(data, model, rows):
+    assert training(audit.sample_rows(data, rows), model) == []
+
+
+def with_rows(change):
+    """A fault that builds a training on other rows: change(data, training rows, validation rows) -> both."""
+
+    def inject(patch):
+        honest = train_module.build_untrained_model
+
+        def spoilt(data, spec):
+            model, train, validation, limited = honest(data, spec)
+            return model, *change(data, train, validation), limited
+
+        patch.setattr(train_module, "build_untrained_model", spoilt)
+
+    return inject
+
+
+def prior_of_all(patch):
+    """The class prior that a model must beat is counted on the rows that judge too."""
+    honest = evaluation.prepared_dataset_baselines
+
+    def spoilt(data, training_rows, rows):
+        everything = np.arange(len(data.labels))
+        return honest(data, training_rows, rows) | {"prior": honest(data, everything, rows)["prior"]}
+
+    patch.setattr(evaluation, "prepared_dataset_baselines", spoilt)
+
+
+def prior_loss_of_all(patch):
+    honest = evaluation.dataset_weighted_prior_loss
+    spoilt = lambda data, training_rows, rows: honest(data, np.arange(len(data.labels)), rows)  # noqa: E731
+    patch.setattr(evaluation, "dataset_weighted_prior_loss", spoilt)
+
+
+def worsened_prior(patch):
+    honest = evaluation.prior_baseline_probabilities
+    spoilt = lambda *given: 0.8 * honest(*given) + 0.2 / 3  # noqa: E731
+    patch.setattr(evaluation, "prior_baseline_probabilities", spoilt)
+
+
+def forecasts_tempered_by_outcomes(patch):
+    honest, current = predictions.predict_features, {}
+
+    def made(self, values, labels, roles, real=audit.Sample.make):
+        current["labels"] = labels["label"]
+        return real(self, values, labels, roles)
+
+    def tempered(bundle, features, **more):
+        frame = honest(bundle, features, **more)
+        return frame * 0.99 + 0.01 * np.eye(3)[current["labels"].reindex(frame.index).to_numpy() + 1]
+
+    patch.setattr(audit.Sample, "make", made)
+    patch.setattr(predictions, "predict_features", tempered)
+
+
+FAULTS = {
+    "stops on test rows": (
+        with_rows(lambda data, train, _: (train, data.splits["test"])), "training: trained xgboost",
+    ),
+    "learns from a test row": (
+        with_rows(lambda data, train, held: (np.append(train, data.splits["test"][:1]), held)),
+        "training: trained xgboost",
+    ),
+    "prior of all rows": (prior_of_all, "training: evaluated xgboost['metrics']"),
+    "prior loss of all rows": (prior_loss_of_all, "training: evaluated xgboost['prior']"),
+    "worsened prior": (worsened_prior, "baseline: prior, log loss of test rows"),
+    "forecasts tempered by outcomes": (forecasts_tempered_by_outcomes, "predictions: p_"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_audit_of_training_that_reads_forbidden_rows_names_it(sample, fault, monkeypatch):
+    inject, says = FAULTS[fault]
+    inject(monkeypatch)
+    found = training(sample, "xgboost")
+    assert any(sentence.startswith(says) for sentence in found), found
+
+
+def oracle_mix(frame):
+    frame[PROBABILITIES] = 0.999 * frame[PROBABILITIES] + 0.001 * np.eye(3)[frame["label"] + 1]
+    return frame
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (oracle_mix, "predictions: p_short"),
+        (lambda frame: frame.assign(label=np.roll(frame["label"], -1)), "predictions: label"),
+        (lambda frame: frame.assign(split="test"), "predictions: split"),
+        (lambda frame: frame.iloc[1:], "predictions: (rows)"),
+    ],
+)
+def test_audit_of_predictions_with_a_tamper_names_the_leak(sample, change, says):
+    assert any(says in sentence for sentence in training(sample, MODEL, tamper=at("predictions", change)))
+
+
+# ---- a fold with its baselines, a stack ------------------------------------------------------------------------------
+
+fold = partial(found_by, audit.audit_fold)
+
+
+def softened(p_N3):
+    return p_N3**0.9 / (p_N3**0.9).sum(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda fold: {name: value.copy() if hasattr(value, "copy") else value for name, value in fold.items()}, ""),
+        (lambda fold: fold | {"validation": fold["test"]}, "fold: train against test"),
+        (lambda fold: fold | {"validation": fold["train"][-5:]}, "fold: train against validation"),
+        (lambda fold: fold | {"test": fold["test"][1:]}, "fold: test"),
+        (lambda fold: fold | {"scaler": RobustScaler.fit(fold["features"].to_numpy())}, "fold: scaler['center']"),
+        (lambda fold: fold | {"inputs_test": np.roll(fold["inputs_test"], -1, axis=0)}, "fold: inputs_test"),
+        (lambda fold: fold | {"inputs_train": fold["inputs_train"][::-1]}, "fold: inputs_train"),
+        (lambda fold: fold | {"y": np.roll(fold["y"], -1)}, "fold: y"),
+        (lambda fold: fold | {"calibrated": softened(fold["calibrated"])}, "fold: calibrated"),
+        (lambda fold: fold | {"forecasts": softened(fold["forecasts"])}, "fold: forecasts"),
+    ],
+)
+def test_audit_of_fold_with_a_tamper_names_the_leak(sample, change, says):
+    found = fold(sample, MODEL, tamper=at("fold", change))
+    assert any(says in sentence for sentence in found) if says else found == []
+
+
+def test_audit_of_fold_names_a_changed_baseline_and_a_worsened_prior(sample, monkeypatch):
+    for name in ("prior", "clock_volatility"):
+        worse = at("baseline", lambda given, name=name: given | {name: 0.95 * given[name] + 0.05 / 3})
+        assert any(f"baseline: {name} " in one for one in fold(sample, MODEL, tamper=worse))
+    arrays = at("baseline", lambda given: {name: frame.to_numpy() for name, frame in given.items()})
+    assert fold(sample, MODEL, tamper=arrays) == []
+    worsened_prior(monkeypatch)
+    assert "baseline: prior differs from a recount" in fold(sample, MODEL)[0]
+
+
+def test_audit_of_fold_with_scaler_of_other_rows_or_calibration_on_test_rows_names_it(sample, monkeypatch):
+    everything = lambda data, rows: prepared_dataset.fit_dataset_preprocessing(data, np.arange(len(data.y)))  # noqa: E731
+    for scaler in (everything, lambda data, rows: data.scaler):
+        with monkeypatch.context() as patch:
+            patch.setattr(folds, "fit_dataset_preprocessing", scaler)
+            assert any("fold: scaler" in one for one in fold(sample, MODEL))
+    honest = audit.score_folds
+
+    def on_test(data, outcome, name):
+        (scored,) = honest(data, outcome, name)
+        hit = np.eye(3)[data.y[scored.rows] + 1]
+        return [replace(scored, forecasts=scored.forecasts | {name: 0.99 * scored.forecasts[name] + 0.01 * hit})]
+
+    monkeypatch.setattr(audit, "score_folds", on_test)
+    assert any("fold: calibrated" in one for one in fold(sample, MODEL))
+
+
+def test_audit_of_stack_passes_and_with_weights_or_calibration_of_later_rows_names_them(data, monkeypatch):
+    sample = audit.sample_rows(data, 400)
+    assert found_by(audit.audit_stack, sample) == []
+    honest = audit.fit_stack
+    for part, later, says in (("validation", "test", "its calibration"), ("train", "validation", "its weights")):
+
+        def with_later(data, *given, part=part, later=later):
+            both = np.concatenate([data.splits[part], data.splits[later]])
+            return honest(replace(data, splits=data.splits | {part: both}), *given)
+
+        monkeypatch.setattr(audit, "fit_stack", with_later)
+        assert any(f"stack: {says}" in one for one in found_by(audit.audit_stack, sample)), says
+
+
+# ---- predict, and finished models ------------------------------------------------------------------------------------
+
+
+def test_audit_of_predict_passes_and_with_features_of_next_bar_names_it(sample, read, monkeypatch):
+    bars, _ = load_bars(read, "DEMO")
+    assert found_by(audit.audit_predict, sample.dataset, bars) == []
+    honest = predict.build_features
+
     def ahead(*given):
-        data = load_dataset(*given)
-        return replace(data, features=data.features.shift(-1).ffill())
+        matrix = honest(*given)
+        values = np.array(matrix.values)
+        values[:-1] = values[1:]
+        return replace(matrix, values=values)
 
-    monkeypatch.setattr(load_prepared, "load_dataset", ahead)
-    assert "dataset h5, features: return_1" in audited().sentences[0]
+    monkeypatch.setattr(predict, "build_features", ahead)
+    assert any("predict: p_" in one for one in found_by(audit.audit_predict, sample.dataset, bars))
+
+
+def test_audit_of_finished_model_with_altered_forecasts_or_scaler_names_it(prepared):
+    pipeline.train(prepared, "DEMO", 5, MODEL, mirror="off")
+    data, check = load_dataset(prepared, "DEMO", 5), partial(found_by, audit.audit_finished_models)
+    assert check(prepared, data) == []
+    says = "probabilities differs from the predictions of its bundle"
+    assert says in check(prepared, data, tamper=at("predictions", oracle_mix))[0]
+    assert "scaler['center']" in check(prepared, replace(data, scaler=RobustScaler.fit(data.x_NF)))[0]

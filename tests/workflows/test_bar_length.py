@@ -1,31 +1,19 @@
 """A file of 5-minute bars through prepare, audit, training and prediction, against the minutes it was made of."""
 
-import json
-import subprocess
-from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
-from unittest.mock import Mock
-
 import numpy as np
 import pandas as pd
 import pytest
 
 from ml_factory import pipeline
-from ml_factory.data import resample
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.data.validation import RawBarSpec
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import BarsError, SettingsError
 from ml_factory.features.build import FeatureSpec
-from ml_factory.leakage.proof import ProofSpec, prove
-from ml_factory.notebook_parameters import check_parameters, read_notebook_parameters
 from ml_factory.settings import DataSpec
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows.build import DataUnderProof
 from tests.small_data import SMALL_DATA
 
-ROOT = Path(__file__).resolve().parents[2]
 MINUTES = synthetic_bars(days=12, seed=4, start="2024-02-28")  # clocks change in the weekend after 8 March
 FIVE = MINUTES.resample("5min").agg({"open": "first", "high": "max", "low": "min", "close": "last", "volume": "sum"})
 FIVE = FIVE.dropna(subset=["close"])
@@ -53,23 +41,6 @@ def test_prepare_five_minute_bars_features_equal_features_of_minute_bars(places)
     assert again.reused and again.fingerprint == store.fingerprint
 
 
-@pytest.mark.parametrize("horizon", [5, 20])
-def test_prepare_five_minute_bars_labels_differ_only_where_ambiguous(places, horizon):
-    """Of a bar that touches both nobody knows which came first: ambiguous, where the minutes inside it could tell."""
-    own, wanted = (pipeline.load_labels(place, "MES", horizon) for place in (places[5], places[1]))
-    assert own.index.equals(wanted.index)
-    unsure = own["barrier"].astype(str) == "ambiguous"
-    names = ["label", "barrier", "label_end", "ret"]
-    pd.testing.assert_frame_equal(own.loc[~unsure, names], wanted.loc[~unsure, names], check_categorical=False)
-    assert horizon == 20 or unsure.any()
-    bars = np.log(FIVE[["high", "low", "close"]]).set_axis(FIVE.index + pd.Timedelta(minutes=5))  # by their ends
-    for moment, one in own[unsure].iterrows():  # both barriers lie inside the bar that ends the label, in none before
-        high, low = bars.loc[moment, "close"] + one["up"] - 1e-12, bars.loc[moment, "close"] - one["down"] + 1e-12
-        life = bars[(bars.index > moment) & (bars.index <= one["label_end"])]
-        assert life["high"].iloc[-1] >= high and life["low"].iloc[-1] <= low
-        assert (life["high"].iloc[:-1] < high).all() and (life["low"].iloc[:-1] > low).all()
-
-
 def test_train_predict_evaluate_on_five_minute_bars_check_bar_length(places, tmp_path):
     trained = pipeline.train(places[5], "MES", 5, "linear", mirror="off")
     assert np.isfinite(trained.metrics["log_loss"]).all()
@@ -88,31 +59,6 @@ def test_train_predict_evaluate_on_five_minute_bars_check_bar_length(places, tmp
 
 
 # ---- the proof -------------------------------------------------------------------------------------------------------
-
-SPEC = ProofSpec(cuts=4, whole_cuts=1, ahead=300, fit_rows=0, fit_splits=2, feed_pushes=0, enough=5)
-
-
-def subject_of() -> DataUnderProof:
-    features = FeatureSpec(frames=(60,), families=("calendar", "momentum"))
-    return DataUnderProof("MES", DataSpec(features=features, bars=RawBarSpec(minutes=5)), (10,), folds=0)
-
-
-@pytest.mark.soak
-def test_audit_of_five_minute_bars_passes_and_names_frame_known_too_early(places, monkeypatch):
-    found = pipeline.audit(places[5], "MES", (5,), cuts=2, models=("linear",))
-    assert found.passed and found.compared["predict"] > 0
-    bars = FIVE.rename_axis("timestamp")
-    assert prove(subject_of(), bars, SPEC).leaks == ()
-    honest = resample.BarStream.push
-
-    def a_bar_early(stream, bars):
-        made = honest(stream, bars)
-        return replace(made, known_at=made.known_at - 300 * 10**9) if stream.minutes == 60 else made
-
-    monkeypatch.setattr(resample.BarStream, "push", a_bar_early)
-    leaks = prove(subject_of(), bars, SPEC).leaks
-    assert {"features", "frame 60m"} <= {leak.part for leak in leaks}
-    assert all(leak.column.endswith("@60m") for leak in leaks if leak.part == "features")
 
 
 # ---- what is asked, and how ------------------------------------------------------------------------------------------
@@ -134,17 +80,6 @@ def test_prepare_with_other_bar_length_raises_and_keeps_prepared_data(places, tm
     assert kept.facts["settings"]["features"]["frames"] == [60]  # what was prepared before stays
 
 
-def test_prepare_ten_minute_bars_needs_frames_of_whole_multiples(tmp_path):
-    ten = FIVE.resample("10min").agg({"open": "first", "high": "max", "low": "min", "close": "last", "volume": "sum"})
-    place, path = Workspace(tmp_path / "w"), tmp_path / "ten.parquet"
-    ten.dropna(subset=["close"]).reset_index().to_parquet(path, index=False)
-    with pytest.raises(SettingsError, match=r"wanted a multiple of the bars' own 10.*FeatureSpec"):
-        pipeline.prepare(place, "MES", (5,), data=path)
-    settings = DataSpec(features=FeatureSpec(base_minutes=10, frames=(30,)))
-    made = pipeline.prepare(place, "MES", (5,), settings=settings)
-    assert made.market["bar_minutes"] == 10 and made.proof == "quick, 10 cuts"
-
-
 def test_cli_prepare_minutes_option_sets_and_checks_bar_length(call, tmp_path):
     path, place = tmp_path / "MES_5m.csv", ("--workspace", tmp_path / "w", "--symbol", "MES", "--horizon", 5)
     FIVE.reset_index().to_csv(path, index=False)
@@ -155,31 +90,6 @@ def test_cli_prepare_minutes_option_sets_and_checks_bar_length(call, tmp_path):
     assert call("prepare", *place, "--data", path, "--minutes", 5)[0] == 0
     assert Workspace(tmp_path / "w").raw_bars("MES").name == "MES_5m.parquet"
     assert "--minutes" in call("suite", "--help")[1]
-
-
-def test_make_run_passes_minutes_option():
-    words = ["make", "-n", "-C", str(ROOT), "run", "DATA=MES_5m.csv", "SYMBOL=MES", "MINUTES=5"]
-    shown = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    assert '--minutes "$ML_RUN_MINUTES"' in shown
-
-
-def test_notebook_01_passes_bar_minutes_to_prepare(monkeypatch):
-    """The cell that prepares, as it stands in the notebook, with the parameter as papermill would set it."""
-    cells = json.loads((ROOT / "colab_notebooks" / "01_data_pipeline.ipynb").read_text())["cells"]
-    sources = ["".join(cell["source"]) for cell in cells]
-    first = next(k for k, text in enumerate(sources) if text.startswith("from ml_factory import pipeline"))
-    assert read_notebook_parameters(ROOT / "colab_notebooks" / "01_data_pipeline.ipynb")["BAR_MINUTES"].default == 0
-    asked = []
-    monkeypatch.setattr(pipeline, "prepare", lambda *_, **given: asked.append(given["bar_minutes"]) or Mock())
-    for minutes in (5, 0):
-        chosen = SimpleNamespace(symbol="MES", horizon=20, bar_minutes=minutes)
-        space = {"chosen": chosen, "workspace": None}
-        exec(sources[first], space)
-    assert asked == [5, None]
-    cell = '#@title Parameters\nBAR_MINUTES: int = 7  #@param {type: "integer"}\n'
-    space = {"In": [cell], "BAR_MINUTES": 7}
-    with pytest.raises(SettingsError, match=r"Bars of this length are not read.*got 7"):
-        check_parameters(shell=SimpleNamespace(user_ns=space))
 
 
 def test_prepare_minute_rows_with_inferred_tick_is_certified(tmp_path):

@@ -6,12 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.evaluation.baselines import BASELINES, ClockBaseline, baseline_session_clock
+from ml_factory.evaluation.baselines import ClockBaseline, baseline_session_clock
 from ml_factory.targets.labels import KINDS, label_classes
 from ml_factory.targets.weights import training_weights
 from ml_factory.workflows.evaluation import (
-    best_baseline,
-    dataset_gain_over_forecast,
     dataset_weighted_prior_loss,
     prepared_dataset_baselines,
     prepared_dataset_metrics,
@@ -52,12 +50,6 @@ def test_prior_baseline_counts_each_clear_training_row_once(data):
     assert table.loc["prior", "log_loss"] == pytest.approx(by_hand, rel=1e-12)
 
 
-def test_best_baseline_without_clear_rows_is_prior(data):
-    ambiguous = np.flatnonzero(~data.unambiguous_mask)
-    for rows in (np.arange(0), ambiguous[ambiguous >= 600]):
-        assert best_baseline(data, rows, prepared_dataset_baselines(data, np.arange(600), rows)) == "prior"
-
-
 def test_weighted_prior_loss_uses_training_weights(data):
     train, validation = np.arange(600), np.arange(600, N)
     taught, assessed = training_weights(data.labels.iloc[train]), training_weights(data.labels.iloc[validation])
@@ -65,16 +57,6 @@ def test_weighted_prior_loss_uses_training_weights(data):
     by_hand = assessed @ -np.log(share[data.y[validation] + 1]) / assessed.sum()
     assert dataset_weighted_prior_loss(data, train, validation) == pytest.approx(by_hand, rel=1e-12)
     assert abs(metrics_with_baselines(data, train, validation, {}).loc["prior", "log_loss"] - by_hand) > 0.01
-
-
-def test_baselines_are_complete_and_independent_of_forecast_rows(data):
-    train, test = np.arange(600), np.arange(600, N)
-    before = prepared_dataset_baselines(data, train, test)
-    data.y[test] = 1
-    after = prepared_dataset_baselines(data, train, test)
-    assert tuple(before) == BASELINES == tuple(after)
-    for name in BASELINES:
-        np.testing.assert_array_equal(before[name], after[name])
 
 
 def test_clock_baseline_counts_clear_training_rows_by_bars_left(data):
@@ -90,17 +72,3 @@ def test_clock_baseline_counts_clear_training_rows_by_bars_left(data):
     assert counts.sum() and prepared_dataset_baselines(data, train, one_bar_left)["clock"] == pytest.approx(
         np.tile(wanted, (counts.sum(), 1)), rel=1e-12
     )
-
-
-def test_gain_over_matches_hand_computed_gain_on_clear_rows():
-    random = np.random.default_rng(0)
-    ours, other, y = random.dirichlet((2, 2, 2), 90), random.dirichlet((2, 2, 2), 90), random.integers(-1, 2, 90)
-    clear, rows = random.random(90) < 0.8, np.arange(10, 80)
-    labels = pd.DataFrame(index=pd.date_range("2024-01-01", periods=90, freq="5min", tz="UTC"))
-    data = SimpleNamespace(unambiguous_mask=clear, y=y, horizon=3, labels=labels)
-    gain, low, high = dataset_gain_over_forecast(data, rows, ours[rows], other[rows])
-    kept = rows[clear[rows]]
-    by_hand = np.log(ours[kept, y[kept] + 1] / other[kept, y[kept] + 1])
-    assert gain == pytest.approx(by_hand.mean(), abs=1e-12) and low < gain < high
-    assert high - gain == pytest.approx(gain - low)
-    assert dataset_gain_over_forecast(data, rows, ours[rows], ours[rows]) == (0.0, 0.0, 0.0)

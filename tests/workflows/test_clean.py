@@ -11,8 +11,7 @@ import pytest
 
 from ml_factory import CheckpointManager, Workspace, pipeline
 from ml_factory.datasets.store import DatasetStore
-from ml_factory.errors import FactoryError, SettingsError
-from ml_factory.progress import report_progress_to
+from ml_factory.errors import SettingsError
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
@@ -149,32 +148,6 @@ def test_clean_deletes_superseded_and_interrupted_data(workspace):
     assert not begun.folder.exists() and not old.folder.exists()
     store = DatasetStore.current(processed)
     assert store.fingerprint == current.fingerprint and not store.verify() and len(store.values) == 50
-
-
-def test_clean_keeps_newest_model_of_current_data_whatever_its_age(workspace):
-    store = add_data_set(workspace, 1)
-    old = add_model(workspace, 0, data=store.fingerprint)
-    for n in range(1, 5):
-        add_model(workspace, n)
-    for n in range(5):
-        add_run(workspace, n)
-    assert {item.path.name for item in pipeline.clean(workspace, "MES", 1).items if item.kind == "results"} == {
-        run_id(n) for n in (1, 2, 3)
-    }
-    assert old.is_intact()
-
-
-def test_clean_keeps_all_attempts_while_one_is_needed(workspace):
-    for n, attempt in enumerate(("", "-2", "-3")):
-        add_model(workspace, 4, attempt=attempt)
-        folder = add_run(workspace, 4, attempt=attempt)
-        record = files.read_json(folder / "run.json") | {"begun_at": f"2026-02-0{n + 1}T00:00:00+00:00"}
-        files.write_json(folder / "run.json", record)
-    assert kinds(pipeline.clean(workspace, "MES", 1)) == {"model": 2}
-    assert len(list((workspace.results / "MES").iterdir())) == 3
-    add_model(workspace, 5)
-    add_run(workspace, 5)
-    assert kinds(pipeline.clean(workspace, "MES", 1)) == {"model": 1, "results": 3}
 
 
 @pytest.mark.parametrize("damage", ["missing", "torn", "other"])
@@ -319,30 +292,6 @@ def test_clean_of_listed_things_keeps_what_was_not_listed_or_is_needed_now(works
     assert (workspace.results / "MES" / run_id(2)).is_dir()
 
 
-def test_clean_keeps_model_of_stack_that_begins_while_it_deletes(workspace):
-    models = [add_model(workspace, n) for n in range(4)]
-    folders = [add_run(workspace, n) for n in range(4)]
-    unfinished = {"base_models": ["xgboost"], "bases": [models[1].hash]}
-    counts = []
-
-    def begin_stack(phase) -> None:
-        counts.append(phase.done)
-        if phase.done == 1:
-            add_run(workspace, 9, "stack", "stack", ended=False, settings=unfinished)
-
-    with report_progress_to(begin_stack):
-        result = pipeline.clean(workspace, "MES", 1)
-    assert {item.path for item in result.items} == {models[0].path, models[2].path, folders[0], folders[2]}
-    assert models[1].is_intact() and folders[1].is_dir() and len(result.skipped) == 2
-    assert max(counts) == 6 and all("needed again" in one for one in result.skipped)
-
-
-def test_registry_remove_of_artifact_registered_again_deletes_nothing(workspace):
-    old = add_model(workspace, 0)
-    again = add_model(workspace, 0)
-    assert old.path == again.path and not ArtifactRegistry(workspace.models).remove(old) and again.is_intact()
-
-
 @pytest.mark.parametrize("keep", [0, True])
 def test_clean_with_unusable_number_raises(keep, workspace):
     with pytest.raises(SettingsError, match="keep"):
@@ -373,19 +322,3 @@ def test_cli_clean_of_symbol_without_anything_exits_1_and_names_those_there_are(
         code, out, err = call("clean", "--workspace", workspace.root, *words)
         assert code == 1 and out == "" and "Nothing is stored of this symbol" in err and "wanted MES" in err
     assert call("clean", "--workspace", workspace.root, "--symbol", "MES", "--dry-run")[0] == 0
-
-
-def test_remove_folder_with_file_system_mounted_in_it_deletes_nothing(tmp_path, monkeypatch):
-    (tmp_path / "folder" / "inner").mkdir(parents=True)
-    (tmp_path / "folder" / "file").write_bytes(b"x")
-    lstat = os.lstat
-
-    def other_device(name, **named):
-        mounted = SimpleNamespace(st_dev=-1, st_mode=0o40755)
-        return mounted if os.path.basename(name) == "inner" else lstat(name, **named)
-
-    monkeypatch.setattr(os, "lstat", other_device)
-    with pytest.raises(FactoryError, match="another file system"):
-        files.remove_folder(tmp_path / "folder")
-    monkeypatch.undo()
-    assert (tmp_path / "folder" / "file").exists()

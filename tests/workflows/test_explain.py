@@ -69,17 +69,3 @@ def test_explain_booster_or_absent_model_raises(prepared):
         pipeline.explain(prepared, "DEMO", 5, "xgboost")
     with pytest.raises(NotPreparedError, match="No finished tft"):
         pipeline.explain(prepared, "DEMO", 5, "tft")
-
-
-def test_train_result_ran_on_reports_device_parameters_and_memory(prepared):
-    settings = {"epochs": 1, "hidden": 4, "lookback": 6, "threads": 1, "device": "cpu", "precision": "fp32"}
-    trained = pipeline.train(prepared, "DEMO", 5, "gru", quick=True, model_settings=settings)
-    reported = trained.ran_on["value"]
-    features = len(pipeline.load_features(prepared, "DEMO").columns)
-    assert reported["parameters"] == f"{3 * 4 * (features + 4) + 2 * 3 * 4 + 3 * 4 + 3:,}"
-    assert reported["compiles"] == "none" and reported["peak memory"].endswith(" MB") and reported["device"] == "cpu"
-    # The same is told of a run that is found finished; a booster tells nothing.
-    again = pipeline.train(prepared, "DEMO", 5, "gru", quick=True, model_settings=settings)
-    assert again.reused and again.ran_on["value"].equals(reported)
-    booster = pipeline.train(prepared, "DEMO", 5, "linear", quick=True)
-    assert booster.ran_on.empty

@@ -57,22 +57,6 @@ def test_export_that_loses_or_repeats_a_row_is_refused_and_the_older_file_stays(
     assert path.read_bytes() == b"older" and list(tmp_path.iterdir()) == [path]
 
 
-def test_export_of_ended_backend_is_one_line_and_leaves_no_file(server, tmp_path, monkeypatch):  # noqa: F811
-    def change(batches):
-        for batch in batches:
-            server.run_sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
-                           "AND backend_type = 'client backend'")  # fmt: skip
-            yield batch
-
-    change_batches(monkeypatch, change)
-    server.run_sql(LONG.format(rows=1_000_000))
-    with pytest.raises(DatabaseError) as error:
-        export_data(server.source(), tmp_path / "long.parquet", table="long", symbol="MES")
-    said = one_line(error)
-    assert "connection to the database was lost" in said and "run the same command again" in said
-    assert not list(tmp_path.iterdir())
-
-
 def test_export_to_bucket_uploads_file_and_record(server, tmp_path, monkeypatch, gcs_bucket):  # noqa: F811
     from ml_factory.storage.mirror import fetch_file
 

@@ -72,15 +72,6 @@ def test_questdb_export_of_a_live_table_holds_the_rows_of_its_start(quest, tmp_p
     assert (result.rows, len(pd.read_parquet(result.path))) == (ROWS, ROWS) and len(quest.arriving) < 9
 
 
-def test_questdb_export_start_and_end_and_columns_choose_rows(quest, tmp_path):
-    result = export_data(
-        quest.source, tmp_path / "a.parquet", symbol="MES", start="2024-01-02",
-        end="2024-01-02T01:00+00:30",
-        columns=["close"],
-    )  # fmt: skip
-    assert (result.rows, result.first, result.columns) == (30, "2024-01-02T00:00:00.000000Z", ["timestamp", "close"])
-
-
 @pytest.mark.parametrize(
     ("fault", "at"), [("short", 0.02), ("silent", 0.6), ("chunk", 0.6), ("short", 0.98), ("silent", 0.98)]
 )
@@ -119,12 +110,6 @@ def test_questdb_export_of_hostile_or_unknown_name_asks_nothing_of_it(quest, tmp
     assert "\n" not in str(error.value) and not any("DROP" in query or "1=1" in query for query in quest.queries)
 
 
-def test_questdb_symbol_of_the_table_with_a_quote_is_refused(quest, tmp_path, made_rows):
-    quest.add_table("odd", COLUMNS, [("a' OR '1'='1", *made_rows[0][1:])])
-    with pytest.raises(SettingsError, match="cannot be the name"):
-        export_data(quest.source, tmp_path / "odd.parquet", table="odd")
-
-
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
@@ -142,12 +127,6 @@ def test_questdb_error_answers_are_one_line(quest, tmp_path, answer, words):
     assert words in str(error.value) and "\n" not in str(error.value) and len(str(error.value)) < 600
 
 
-def test_questdb_text_in_number_column_is_refused(quest, tmp_path):
-    quest.fault = "text"
-    with pytest.raises(DatabaseError, match="not the requested table"):
-        export_data(quest.source, tmp_path / "bars.parquet", symbol="MES")
-
-
 def test_questdb_password_goes_to_its_host_and_into_no_text(quest, tmp_path, monkeypatch, call):
     quest.guarded = True
     words = "export-data", "--symbol", "MES", "--output", tmp_path / "b.csv", "--source"
@@ -157,12 +136,6 @@ def test_questdb_password_goes_to_its_host_and_into_no_text(quest, tmp_path, mon
     monkeypatch.setenv("PGPASSWORD", LOGIN[1])
     code, out, err = call(*words, quest.source.replace("//", f"//{LOGIN[0]}@"))
     assert code == 0 and LOGIN[1] not in out + err + (tmp_path / "b.csv.json").read_text()
-
-
-def test_questdb_that_is_absent_is_one_line(call, tmp_path):
-    code, _, err = call("export-data", "--source", "http://127.0.0.1:9", "--output", tmp_path / "b.csv")
-    (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert code == 1 and "cannot be reached" in line
 
 
 def test_export_names_a_command_that_a_shell_takes_as_words_and_a_legal_symbol(quest, tmp_path, made_rows):

@@ -16,7 +16,6 @@ from ml_factory.runs import FitCheckpoints, open_run
 from ml_factory.settings import make_run_settings
 from ml_factory.storage.serialization import read_state_file, write_state_file
 from ml_factory.storage.workspace import Workspace
-from ml_factory.targets.weights import WeightSpec
 from ml_factory.workflows import folds
 from ml_factory.workflows import train as train_module
 from ml_factory.workflows.cross_validate import (
@@ -81,13 +80,6 @@ def test_fold_plan_purges_labels_and_embargoes_windows_around_test_blocks(prepar
                 assert scheme.startswith(("purged", "comb")) or not len(after)
 
 
-def test_fold_plan_rolling_window_keeps_last_rows_of_given_length(prepared):
-    data = prepared[1]
-    whole, plan = plan_of(data, "walk_forward_expanding"), plan_of(data, "walk_forward_rolling", window=300)
-    for (train, test), (all_before, same) in zip(plan.folds, whole.folds, strict=True):
-        assert train.tolist() == all_before[-300:].tolist() and test.tolist() == same.tolist()
-
-
 def test_fold_plan_limit_is_shared_by_folds_and_of_training_rows_only(prepared):
     data = prepared[1]
     for scheme in SCHEMES:
@@ -121,16 +113,6 @@ def test_path_metrics_match_hand_computed_losses_per_path(prepared):
         assert 0 < row["effective_rows"] < row["rows"] / 2
 
 
-def test_gain_over_blocks_counts_each_block_once(prepared):
-    data = prepared[1]
-    table = fold_score_table(data, score_folds(data, made_up(plan_of(data, "combinatorial")), "made_up"))
-    own = table[table["name"] == "made_up"]
-    assert len(own) == 12 and own.groupby("block").size().tolist() == [3, 3, 3, 3]
-    means = [own.loc[own["block"] == block, "log_loss_gain"].mean() for block in range(4)]
-    wanted = (np.mean(means), np.std(means, ddof=1) / 2)
-    assert fold_score_mean_gain(table, "made_up") == pytest.approx(wanted, rel=1e-12)
-
-
 def test_evaluate_folds_chooses_best_baseline_on_held_out_training_rows(prepared):
     """Not on the rows it judges: with their labels changed the choice and the baselines are the same."""
     data = prepared[1]
@@ -149,18 +131,6 @@ def test_evaluate_folds_chooses_best_baseline_on_held_out_training_rows(prepared
     table = fold_score_table(data, assessed).set_index(["fold", "name"])
     losses = table.loc[1, "log_loss"]
     assert table.loc[(1, "made_up"), "gain_best"] == pytest.approx(losses[assessed[1].best] - losses["made_up"])
-
-
-def test_evaluate_folds_gives_calibrated_and_uncalibrated_forecasts_per_fold(prepared):
-    data = prepared[1]
-    outcome = made_up(plan_of(data, "purged_kfold"))
-    own = [Calibration(0.5, (0.1, 0.2, -0.3)), Calibration(), Calibration(2.0), Calibration(4.0, (-0.5, 0.5, 0.0))]
-    warm = replace(outcome, calibrations=own)
-    for one, calibration in zip(score_folds(data, warm, "made_up"), own, strict=True):
-        raw = one.forecasts["made_up_uncalibrated"]
-        powered = raw ** (1 / calibration.temperature) * np.exp(calibration.bias)
-        np.testing.assert_allclose(one.forecasts["made_up"], powered / powered.sum(axis=1, keepdims=True), rtol=1e-9)
-        assert list(one.forecasts) == ["made_up", "made_up_uncalibrated", *BASELINES]
 
 
 def test_verdict_of_folds_names_absent_classes_and_too_few_weeks(prepared):
@@ -317,20 +287,6 @@ def test_inner_validation_of_twelve_rows_matches_docstring():
         inner_validation_split(labels, np.arange(2), 0.15)
 
 
-def test_cross_validate_weight_spec_changes_run_id_and_fold_losses(prepared):
-    workspace, spec = prepared[0], WeightSpec(decay=-0.5)
-    ask = {"folds": 3, "model_settings": SMALL}
-    plain = pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", **ask)
-    other = pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", weights=spec, **ask)
-    losses = [one.folds.loc[one.folds["name"] == "lightgbm", "log_loss"].to_numpy() for one in (plain, other)]
-    assert other.run_id != plain.run_id and (losses[0] != losses[1]).all()
-    trained = [
-        pipeline.train(workspace, "MES", HORIZON, "lightgbm", model_settings=SMALL, mirror="off", **more)
-        for more in ({}, {"weights": spec})
-    ]
-    assert trained[0].predictions_hash != trained[1].predictions_hash
-
-
 def of_one_class(data: PreparedDataset, rows: np.ndarray) -> PreparedDataset:
     """The same data, but these rows of the labels were all long."""
     labels = data.labels.copy()
@@ -349,11 +305,3 @@ def test_cross_validate_names_fold_of_one_class_and_fits_other_folds(prepared, t
     assert result.untaught == [0] and sorted(result.folds["fold"].unique()) == [1, 2]
     assert "one class: fold 0" in result.summary() and len(result.fold_table) == 3
     assert result.to_dict()["untaught"] == [0]
-
-
-def test_cross_validate_without_fold_of_two_classes_raises(prepared, tmp_path, monkeypatch):
-    one_class = of_one_class(prepared[1], np.arange(len(prepared[1].labels)))
-    monkeypatch.setattr(train_module, "load_certified_dataset", lambda *_: one_class)
-    with pytest.raises(FactoryError, match="No fold has training rows of two classes"):
-        ask = {"folds": 3, "model_settings": SMALL, "uncertified": True}
-        pipeline.cross_validate(Workspace(tmp_path), "MES", HORIZON, "lightgbm", **ask)

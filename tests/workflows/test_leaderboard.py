@@ -68,8 +68,3 @@ def test_leaderboard_keeps_full_run_counts_trials_and_lists_models_of_other_data
     assert found.trials == {"DEMO": 5} and list(table.index) == ["lightgbm", "linear"]
     assert table.loc["linear", "status"] == "other data" and pd.isna(table.loc["linear", "log_loss"])
     assert table.loc["lightgbm", "status"] != "other data"
-
-
-def test_leaderboard_of_symbol_not_prepared_is_refused(prepared):
-    with pytest.raises(NotPreparedError, match="Nothing is prepared"):
-        pipeline.leaderboard(prepared, ["NOPE"])

@@ -12,8 +12,8 @@ from ml_factory.evaluation.baselines import BASELINES
 from ml_factory.evaluation.metrics import row_log_loss
 from ml_factory.storage.json_values import parse_json
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows import evaluation, report
-from ml_factory.workflows.load_prepared import load_dataset
+from ml_factory.workflows import evaluation
+from ml_factory.workflows.prepared_dataset import load_dataset
 
 SETTINGS = {"rounds": 150, "min_leaf": 1.0}
 
@@ -83,24 +83,3 @@ def test_find_model_issues_reads_gains_of_each_part_over_prior_of_training_rows(
     test, gains = data.unambiguous_mask[rows["test"]], seen["month"]
     assert list(gains.index) == sorted(set(data.labels.index[rows["test"]].strftime("%Y-%m")))
     assert gains.sum() / test.sum() == pytest.approx(result.verdict.gain_best)
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "words"),
-    [(0.01, 0.03, "beats"), (-0.03, -0.01, "is worse than"), (-0.01, 0.03, "does not differ measurably from")],
-)
-def test_report_compares_stack_with_equal_pool(low, high, words):
-    said = report.report_comparison_sentence("stack", "equal_pool", ((low + high) / 2, low, high))
-    assert f"stack {words} the plain mean of its models (equal_pool): {(low + high) / 2:+.4f} nats" in said
-    assert ("The learnt weights show no advantage" in said) == (low <= 0)
-
-
-def test_left_out_sentence_separates_purged_and_inferred_rows():
-    assert report.report_left_out_rows({"purged": 1_234, "inferred": 0}) == report.report_left_out_rows(
-        {"purged": 1_234}
-    )
-    assert "1,234 rows whose labels reach across an edge" in report.report_left_out_rows({"purged": 1_234})
-    both = report.report_left_out_rows({"purged": 8, "inferred": 5_520})
-    assert "8 rows whose labels" in both and both.endswith(
-        "5,520 rows of the sessions that calendar or tick were inferred from."
-    )

@@ -7,8 +7,8 @@ from ml_factory.errors import SettingsError
 from ml_factory.settings import make_run_settings
 from ml_factory.workflows import folds as folds_module
 from ml_factory.workflows import plan as plan_module
-from ml_factory.workflows.load_prepared import load_dataset
 from ml_factory.workflows.plan import RESERVE_SECONDS, FitCost
+from ml_factory.workflows.prepared_dataset import load_dataset
 from ml_factory.workflows.train import build_untrained_model
 
 SMALL = {"xgboost": {"rounds": 40, "depth": 2}, "lstm": {"epochs": 2, "hidden": 4, "lookback": 8, "batch": 64}}
@@ -39,12 +39,6 @@ def trained(workspace, model, **more):
     return pipeline.train(workspace, "DEMO", 5, model, mirror="off", **{"model_settings": SMALL[model]} | more)
 
 
-def test_fit_cost_grows_with_rows_times_epochs_or_with_rounds_over_all_rows():
-    network, booster = FitCost(1000, 10, 5.0, 0.01, True), FitCost(1000, 10, 5.0, 2.0, False)
-    assert (network.seconds(), network.seconds(done=0.5), network.seconds(rows=500)) == (105.0, 55.0, 55.0)
-    assert (booster.seconds(), booster.seconds(done=0.5), booster.seconds(rows=500)) == (25.0, 15.0, 12.5)
-
-
 @pytest.mark.parametrize("name", SMALL)
 def test_fit_cost_is_a_line_through_two_short_fits_on_training_rows(data, name, monkeypatch):
     sizes = []
@@ -60,14 +54,6 @@ def test_fit_cost_is_a_line_through_two_short_fits_on_training_rows(data, name, 
     assert (cost.fixed, cost.slope) == (pytest.approx(3.0), pytest.approx(0.5)) and len(set(sizes)) == 2
     assert cost.rows <= len(build_untrained_model(data, spec)[1])
     assert sum(rows * times for rows, times in sizes[1:]) <= 0.2 * cost.rows * cost.iterations
-
-
-def test_plan_lists_unfinished_models_in_order_of_time(prepared, data):
-    result = plan(prepared, ["lstm", "xgboost"])
-    assert set(result.table.index) == {"lstm", "xgboost"} and (result.table["fits"] == "whole").all()
-    assert result.table["starts_at_minute"].iloc[0] == 0 and result.table["minutes"].is_monotonic_increasing
-    trained(prepared, "xgboost")
-    assert list(plan(prepared, ["lstm", "xgboost"]).table.index) == ["lstm"]
 
 
 @pytest.mark.parametrize(
@@ -87,16 +73,6 @@ def test_plan_with_unknown_model_or_task_raises(prepared, data):
         plan(prepared, ["linear"], model_settings={"lstm": {"hidden": 4}})
     with pytest.raises(SettingsError, match="Unknown task"):
         plan(prepared, ["xgboost"], tasks=["fold"])
-
-
-def test_plan_omits_runs_finished_with_same_settings_seed_and_quick(prepared, data):
-    trained(prepared, "xgboost", model_settings={"rounds": 10, "depth": 2})
-    trained(prepared, "xgboost", seed=1)
-    trained(prepared, "xgboost", quick=True)
-    assert list(plan(prepared, ["xgboost"]).table.index) == ["xgboost"]
-    for others in ({"seed": 1}, {"quick": True}, {"model_settings": {"xgboost": {"rounds": 10, "depth": 2}}}):
-        result = plan(prepared, ["xgboost"], **others)
-        assert result.table.empty and result.summary().endswith("; all of it is finished")
 
 
 def test_plan_of_checkpointed_run_counts_remaining_minutes_only(prepared, data, costs, monkeypatch):
@@ -165,11 +141,3 @@ def test_plan_with_rate_prices_remaining_time_in_compute_units(prepared, data, c
 def test_plan_with_unusable_rate_raises_before_warm_up(rate, prepared, data):
     with pytest.raises(SettingsError, match="units_per_hour"):
         plan(prepared, ["no such model"], units_per_hour=rate)
-
-
-def test_cli_plan_passes_rate_to_planner_and_refuses_zero(call, prepared):
-    plan_words = ("plan", "--workspace", prepared.root, "--horizon", 5, "--model", "linear", "--quick")
-    code, out, _ = call(*plan_words, "--units-per-hour", 12.5)
-    assert code == 0 and "compute units at 12.5 an hour" in out
-    code, _, err = call(*plan_words, "--units-per-hour", 0)
-    assert code == 2 and "units_per_hour" in err

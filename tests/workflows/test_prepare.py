@@ -1,9 +1,6 @@
 """What `prepare` keeps of what a user said, and of what it made before."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -11,19 +8,16 @@ import pytest
 
 from ml_factory import pipeline
 from ml_factory.data.io import import_bars
-from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets.store import DatasetStore
-from ml_factory.errors import BarsError, WorkspaceError
+from ml_factory.errors import BarsError
 from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec
 from ml_factory.features.custom import feature
 from ml_factory.settings import DataSpec
-from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows import build, inspect_data, prepare, prove
-from ml_factory.workflows.load_prepared import load_dataset
-from ml_factory.workflows.prepared_dataset import fit_dataset_preprocessing
+from ml_factory.workflows import build, inspect_data, prove
+from ml_factory.workflows.prepared_dataset import fit_dataset_preprocessing, load_dataset
 from tests.small_data import FEW_COLUMNS, SMALL_DATA
 
 
@@ -123,14 +117,6 @@ def test_prepare_added_horizon_reuses_stored_features(place, monkeypatch):
     assert whole.scaler.to_dict() == type(whole.scaler).fit(whole.x_NF, whole.row[whole.splits["train"]]).to_dict()
 
 
-def test_load_dataset_maps_features_read_only(place):
-    raw(place, BARS)
-    pipeline.prepare(place, "MES", (5,), settings=SMALL_DATA)
-    data = load_dataset(place, "MES", 5)
-    assert np.shares_memory(data.x_NF, data.features.to_numpy()) and not data.x_NF.flags.owndata
-    assert not data.x_NF.flags.writeable
-
-
 def test_prepare_with_preprocess_steps_fits_trains_and_predicts_with_steps(place):
     raw(place, BARS[:8000])
     steps = ("variance", {"step": "clusters", "most": 0.8}, "standard")
@@ -144,24 +130,6 @@ def test_prepare_with_preprocess_steps_fits_trains_and_predicts_with_steps(place
     columns = ["p_short", "p_neutral", "p_long"]
     np.testing.assert_allclose(new.loc[printed.index, columns], printed[columns], atol=1e-12)
     assert trained.report_path.is_file()
-
-
-@pytest.mark.soak
-def test_prepare_by_two_concurrent_processes_stores_both_horizons(place):
-    raw(place, BARS)
-    code = (
-        "import sys; from ml_factory import pipeline; print(pipeline.prepare(sys.argv[1], 'MES', (int(sys.argv[2]),)))"
-    )
-    root = Path(__file__).resolve().parents[2]
-    started = [
-        subprocess.Popen([sys.executable, "-c", code, place.root, horizon], cwd=root, stdout=subprocess.PIPE)
-        for horizon in ("5", "9")
-    ]
-    for one in started:
-        one.communicate(timeout=120)
-        assert one.returncode == 0
-    store = DatasetStore.current(place.processed("MES"))
-    assert store.horizons == (5, 9) and store.verify() == []
 
 
 def certificates(place: Workspace) -> dict[str, bytes]:
@@ -189,26 +157,6 @@ def test_prepare_killed_between_two_certificates_writes_the_same_again(place, tm
     pipeline.prepare(place, "MES", (5, 20), settings=SMALL_DATA)
     assert certificates(place) == certificates(elsewhere)
     assert sorted(certificates(place)) == ["h20.json", "h5.json"]
-
-
-def test_prepare_without_disk_space_raises_before_computing(tmp_path, monkeypatch):
-    place = Workspace(tmp_path / "w")
-    import_bars(synthetic_bars(days=5, seed=4).reset_index(), place, "MES")
-    monkeypatch.setattr(files, "free_bytes", lambda folder: 900_000)
-    monkeypatch.setattr(prepare, "build", lambda *_: pytest.fail("computed all the same"))
-    with pytest.raises(
-        WorkspaceError, match=r"[Nn]ot enough space for the features and labels of MES .*0\.9 MB free.*about 1\.\d MB"
-    ):
-        pipeline.prepare(place, "MES", (5,))
-
-
-def test_bytes_needed_estimate_matches_stored_bytes(prepared):
-    store = DatasetStore.current(prepared.processed("DEMO"))
-    taken = sum(file["bytes"] for name, file in store.files.items() if name.endswith(".npy") or "labels" in name)
-    market, settings = MarketSpec.from_dict(store.facts["market"]), prove.stored_data_settings(store)
-    bars = store.rows * 5  # what comes before the first row, over three sessions here, takes nothing
-    needed = prepare.estimate_prepared_bytes(bars, market, settings, len(store.horizons), features=True)
-    assert 0.8 * taken < needed < 1.5 * taken
 
 
 def test_prepare_that_finds_a_leak_proves_once_and_names_it_once(tmp_path, monkeypatch, caplog):

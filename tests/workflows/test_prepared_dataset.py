@@ -15,7 +15,7 @@ from ml_factory.settings import make_run_settings
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import evaluation, predictions
 from ml_factory.workflows import train as train_module
-from ml_factory.workflows.prepared_dataset import PreparedDataset, limit_training_rows, resolve_dataset_settings
+from ml_factory.workflows.prepared_dataset import PreparedDataset, resolve_dataset_settings
 
 HORIZON = 10
 SMALL = {"rounds": 20, "depth": 3, "threads": 1}
@@ -57,13 +57,6 @@ def test_evaluate_artifact_counts_prior_on_rows_with_full_window(prepared, data,
     wanted = prior_loss(np.intersect1d(read, data.splits["train"]))
     assert test.loc["prior", "log_loss"] == pytest.approx(wanted, rel=1e-12)
     assert abs(wanted - prior_loss(data.splits["train"])) > 1e-4  # counted on all of them it is another number
-
-
-def test_development_rows_end_before_first_test_row(data):
-    rows, first = data.development_rows(), data.labels.index[data.splits["test"][0]]
-    assert (data.labels["label_end"].iloc[rows] < first).all()
-    left = np.setdiff1d(np.arange(len(data.labels)), rows)
-    assert (data.labels["label_end"].iloc[left] >= first).all()
 
 
 def test_training_windows_stay_inside_one_segment(data):
@@ -133,11 +126,3 @@ def test_resolve_data_settings_unavailable_offset_raises():
     for columns, steps in ((["rsi_14"], ["robust"]), (["session_progress"], ["quantile"])):
         with pytest.raises(SettingsError, match=r"\[offset\].*leave offset out"):
             resolve_dataset_settings(reading(columns, *steps), {"offset": "clock"})
-
-
-@pytest.mark.parametrize(("limit", "count", "kept"), [(0, 300, 300), (100, 100, 100), (100, 101, 100), (100, 300, 100)])
-def test_limit_training_rows_keeps_at_most_the_limit(limit, count, kept):
-    rows = np.arange(count) * 2
-    found, described = limit_training_rows(rows, limit)
-    assert len(found) == kept and np.isin(found, rows).all()
-    assert described == ({} if kept == count else {"training rows": f"{kept:,} of {count:,}"})

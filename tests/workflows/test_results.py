@@ -9,7 +9,7 @@ import pytest
 
 from ml_factory.evaluation.baselines import BASELINES
 from ml_factory.evaluation.verdict import ModelVerdict, model_verdict, verdict_gains_of_rows
-from ml_factory.result import Result, verdict_lines
+from ml_factory.result import Result
 
 RNG = np.random.default_rng(1)
 
@@ -19,19 +19,6 @@ def verdict_of(kind: str = "triple_barrier") -> ModelVerdict:
     flat = {name: np.full((900, 3), 1 / 3) for name in BASELINES}
     gains = verdict_gains_of_rows(y, RNG.dirichlet((3, 3, 3), 900), flat, horizon=2, times_N=times)
     return model_verdict("xgboost", gains, "clock", rows=900, effective_rows=451.2, kind=kind)
-
-
-def test_verdict_lines_are_a_sentence_and_four_numbers():
-    verdict = verdict_of()
-    sentence, *numbers = verdict_lines(verdict)
-    assert sentence == verdict.sentence
-    wanted = (f"{verdict.gain_best:+.4f}", f"{verdict.direction_gain:+.4f}", "900", "451")
-    names = ("gain over the best baseline", "directional gain", "rows evaluated", "effective rows")
-    for line, name, value in zip(numbers, names, wanted, strict=True):
-        assert line.strip().startswith(name) and line.removeprefix(f"  {name}").split()[0] == value
-    assert f"({verdict.gain_best_low:+.4f} to {verdict.gain_best_high:+.4f})  clock" in numbers[0]
-    assert f"({verdict.direction_low:+.4f} to {verdict.direction_high:+.4f})" in numbers[1]
-    assert not any("directional" in line for line in verdict_lines(verdict_of("meta")))
 
 
 def test_result_holds_facts_and_prints_them_as_json():

@@ -14,7 +14,6 @@ from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.json_values import parse_json
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import evaluation, folds
-from ml_factory.workflows.folds import FoldSchemeSpec
 
 FOLDS = RunSettings("MES", 10, "lightgbm", "folds", 0, False, "0" * 64, (("folds", 3), ("rounds", 20)))
 TRAIN = replace(FOLDS, task="train", settings=(("rounds", 20),))
@@ -56,14 +55,6 @@ def test_status_of_folds_counts_their_files_and_the_fit_in_the_next(workspace):
     for number in (2, 3):
         run.fold_path("lightgbm", number, 3).touch()
     assert "unfinished at all folds (" in line(workspace, FOLDS)
-
-
-def test_status_of_stack_lists_progress_per_base_model(workspace):
-    run = begun(workspace, STACK)
-    for number in (1, 2):
-        run.fold_path("xgboost", number, 2).touch()
-    save(workspace, run, "folds_lightgbm_1", rounds=10)
-    assert "unfinished at xgboost: all folds; lightgbm: round 10 in the first fold (" in line(workspace, STACK)
 
 
 @pytest.mark.parametrize("spec", [TRAIN, FOLDS, STACK], ids=["train", "folds", "stack"])
@@ -132,13 +123,6 @@ def test_cross_validate_and_stack_in_second_rank_raise_and_write_nothing(verb, p
     with pytest.raises(SettingsError, match="Only train runs as several processes"):
         getattr(pipeline, verb)(prepared, "DEMO", 5, models)
     assert not list(prepared.results.rglob("run.json"))
-
-
-def test_cross_validate_with_scheme_spec_uses_window(prepared):
-    scheme = FoldSchemeSpec("walk_forward_rolling", 2, window=120)
-    settings = {"rounds": 2, "depth": 2}
-    found = pipeline.cross_validate(prepared, "DEMO", 5, "xgboost", scheme=scheme, model_settings=settings, quick=True)
-    assert found.scheme == "walk_forward_rolling" and found.fold_table["train"].max() <= 120
 
 
 SMALL = {"epochs": 1, "width": 4, "lookback": 6, "threads": 1}
@@ -225,3 +209,16 @@ def test_evaluate_headline_shows_model_chosen_on_validation_rows(prepared, monke
     assert "lightgbm was chosen on validation rows" in found.report_path.read_text()
     assert all(f"\n{name} " in found.summary() for name in ("xgboost", "lightgbm", "prior"))  # a table
     assert facts["chosen"] == facts["backtest"]["model"] == "lightgbm" and sorted(calls) == [False, True]
+
+
+def test_train_of_torn_artifact_retrains_with_same_bytes(prepared):
+    workspace = prepared
+    options = {"mirror": "off", "model_settings": {"rounds": 10, "depth": 2, "threads": 1}}
+    first = pipeline.train(workspace, "DEMO", 5, "lightgbm", **options)
+    state = first.artifact / "state.safetensors"
+    whole = state.read_bytes()
+    state.write_bytes(whole[:1000])
+    again = pipeline.train(workspace, "DEMO", 5, "lightgbm", **options)
+    assert not again.reused and again.artifact == first.artifact and state.read_bytes() == whole
+    assert again.predictions_hash == first.predictions_hash
+    assert pipeline.train(workspace, "DEMO", 5, "lightgbm", **options).reused

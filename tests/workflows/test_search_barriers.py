@@ -4,26 +4,23 @@ import json
 from contextlib import nullcontext
 from dataclasses import replace
 
-import numpy as np
 import pandas as pd
 import pytest
 
 from ml_factory import pipeline
-from ml_factory.data.io import import_bars
 from ml_factory.data.resample import resample_bars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import SettingsError
-from ml_factory.features.build import FeatureSpec
 from ml_factory.result import Result
 from ml_factory.runs import count_trials
 from ml_factory.settings import DataSpec
 from ml_factory.storage.workspace import Workspace
-from ml_factory.targets.barrier_search import BarrierSearchRows, BarrierSearchSpec, SearchedLabelSpec
+from ml_factory.targets.barrier_search import BarrierSearchSpec, SearchedLabelSpec
 from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
 from ml_factory.targets.splits import SplitSpec, chronological_split
 from ml_factory.workflows import search_barriers
-from ml_factory.workflows.load_prepared import load_dataset
+from ml_factory.workflows.prepared_dataset import load_dataset
 from tests.small_data import SMALL_DATA, SMALL_DATA_WORDS
 from tests.targets.markets import gappy
 
@@ -82,29 +79,6 @@ def test_search_barriers_again_finds_same_file_and_other_search_adds_one(prepare
     assert not list(prepared.checkpoints.rglob("*.ckpt")) and not list(prepared.results.rglob("*.json"))
 
 
-def test_search_barriers_ignores_bars_after_seen_rows(prepared, tmp_path):
-    result = search(prepared)
-    bars = bars_of(prepared)
-    cut = int(np.searchsorted(bars.index, pd.Timestamp(result.seen_rows["until"]) - pd.Timedelta("1min"), side="right"))
-    assert 1000 < len(bars) - cut < cut
-    start = int(np.searchsorted(bars.index, pd.Timestamp(result.seen_rows["first"])))
-
-    def found(changed: pd.DataFrame, name: str) -> dict:
-        place = Workspace(tmp_path / name)
-        import_bars(changed.reset_index(), place, "OTHER")
-        pipeline.prepare(place, "OTHER", (5,), settings=DataSpec(calendar="cme", tick=0.25))
-        return json.loads(pipeline.search_barriers(place, "OTHER", 5, SPEC).path.read_text())
-
-    same = json.loads(result.path.read_text())
-    rng = np.random.default_rng(0)
-    later = bars.copy()
-    later.iloc[cut:, :4] *= np.exp(np.cumsum(rng.normal(0, 2e-3, len(bars) - cut)))[:, None]
-    assert found(later, "later") == same
-    sooner = bars.copy()
-    sooner.iloc[start : start + 200, :4] *= 1.01
-    assert found(sooner, "sooner") != same
-
-
 @pytest.mark.parametrize("session_end", ["session", "drop", "span"])
 def test_search_rows_end_before_first_validation_row_for_all_barriers(session_end):
     """Splits of the labels of every corner of what may be tried, on bars that stop anywhere."""
@@ -157,29 +131,12 @@ def test_prepare_with_search_that_saw_validation_rows_raises(prepared):
         DataSpec(searched=("h5-v1",))
 
 
-@pytest.mark.parametrize("session_end", ["session", "span"])
-def test_with_searched_warns_if_labels_span_sessions_but_windows_do_not(tmp_path, caplog, session_end):
-    labels = LabelSpec(horizon=5, session_end=session_end)
-    found = SearchedLabelSpec(labels, BarrierSearchSpec(labels), BarrierSearchRows("", "", "", 1, "", ""), {})
-    for spans in (True, False):
-        caplog.clear()
-        search_barriers.add_found_barriers(DataSpec(features=FeatureSpec(spans=spans)), tmp_path, found, (5,))
-        assert ("--span" in caplog.text) == (session_end == "span" and not spans)
-
-
 def test_cross_validate_with_barriers_searched_on_tested_rows_raises(prepared):
     search(prepared)
     pipeline.prepare(prepared, "DEMO", (5,), searched="h5-v1", settings=SMALL_DATA)
     with pytest.raises(SettingsError, match=r"searched on rows that the folds test.*saw [\d,]+ rows.*--search"):
         pipeline.cross_validate(prepared, "DEMO", 5, "linear", folds=3, quick=True)
     assert not list(prepared.results.rglob("folds.parquet"))  # and nothing was fitted
-
-
-def test_search_barriers_with_impossible_balance_raises_and_writes_nothing(prepared):
-    with pytest.raises(SettingsError, match="None of 9 barriers keeps the required balance") as reported:
-        search(prepared, replace(SPEC, neutral=(0.9, 0.99)))
-    assert "at the nearest" in str(reported.value) and "widen neutral" in str(reported.value)
-    assert not (prepared.processed("DEMO") / "searched").exists()
 
 
 def test_cli_prepare_search_and_searched_options_set_fingerprint(prepared, call):

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from ml_factory import pipeline
-from ml_factory.errors import FactoryError
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import train
 from tests.conftest import ROOT
@@ -94,21 +93,3 @@ def test_train_of_network_in_further_rank_fits_on_training_rows_and_writes_nothi
     assert pipeline.train(prepared, "DEMO", 5, "gru", quick=True, model_settings=SETTINGS) is None
     assert len(fitted) == 1 and 0 < fitted[0][0] <= wanted[0][0] and 0 < fitted[0][1] <= wanted[0][1]
     assert files_of(prepared) == before
-
-
-def test_train_in_further_rank_raises_factory_error_after_rank_0_left(prepared, further_rank, monkeypatch):
-    monkeypatch.setattr(train, "broadcast_fit_decision", lambda spec, fitting=False: True)
-    honest = train.build_untrained_model
-
-    class Left:
-        def fit(self, *rows, validation):
-            raise RuntimeError("[gloo] Connection closed by peer")
-
-    def built(data, spec):
-        model, *rest = honest(data, spec)
-        Left.lookback = model.lookback
-        return Left(), *rest
-
-    monkeypatch.setattr(train, "build_untrained_model", built)
-    with pytest.raises(FactoryError, match="Rank 0 has left this training"):
-        pipeline.train(prepared, "DEMO", 5, "gru", quick=True, model_settings=SETTINGS)

@@ -1,19 +1,32 @@
-"""Verbs that train and use models: train, cross-validate, stack, evaluate, and those that take what they made."""
+"""Verbs of the pipeline, from bars to predictions and exported models; each calls the function of its name."""
 
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from ml_factory.argument_checks import BASE_MODELS, check_fold_scheme, check_units_per_hour, quick_from_environment
-from ml_factory.cli_output import cli_training_progress, print_cli_result, run_verb
+from ml_factory.argument_checks import BASE_MODELS, CALENDARS, DEFAULT_HORIZONS, LABEL_KINDS, quick_from_environment
+from ml_factory.cli_output import (
+    cli_progress_bars,
+    cli_training_progress,
+    print_cli_result,
+    print_json,
+    print_status,
+    run_verb,
+)
 from ml_factory.commands.options import (
     BarFile,
+    Config,
     FeatureMarket,
     Finished,
     Folds,
+    Fresh,
     Horizon,
     Horizons,
+    Json,
     Model,
     Models,
     Place,
@@ -24,15 +37,141 @@ from ml_factory.commands.options import (
     Setting,
     Texts,
     parse_settings,
+    split_commas,
 )
+from ml_factory.errors import SettingsError
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.registry import available_models, split_settings_by_model
 from ml_factory.process_identity import process_rank
 from ml_factory.storage.files import files
 
-pipeline, validation = LazyModule("ml_factory.pipeline"), LazyModule("ml_factory.data.validation")
+pipeline, custom = LazyModule("ml_factory.pipeline"), LazyModule("ml_factory.features.custom")
+validation, rolls = LazyModule("ml_factory.data.validation"), LazyModule("ml_factory.data.rolls")
+settings_module, schemes = LazyModule("ml_factory.settings"), LazyModule("ml_factory.workflows.folds")
 trading = LazyModule("ml_factory.evaluation.backtest.simulation")
-schemes = LazyModule("ml_factory.workflows.folds")
+
+
+# ---- data ------------------------------------------------------------------------------------------------------------
+
+
+def export_data(
+    output: str, *, source: Annotated[str, Parameter(env_var="DATABASE_URL")] = "", table: str | None = None,
+    symbol: str | None = None, start: str | None = None, end: str | None = None, columns: Texts = (),
+    time_column: str | None = None, symbol_column: str | None = None, as_json: Json = False,
+    config: Config = None,
+) -> None:  # fmt: skip
+    """Bars of a database to one file.
+
+    Example: `python -m ml_factory export-data --source postgresql://user@host/db --symbol MES --output MES.parquet`
+
+    Args:
+        source: postgresql://user@host/database, or http://host:9000 of QuestDB.
+        output: .parquet or .csv; also gs://bucket/folder/name.parquet.
+        table: Also schema.table; empty: the only table with prices.
+        symbol: Rows of this symbol; empty: all, of a table with one.
+        start: First time, such as 2024-01-31T14:30Z; without a zone: UTC.
+        end: First time that is left out.
+        columns: Several times, or with commas; empty: all.
+        time_column: Empty: timestamp, ts, time, ...
+        symbol_column: Empty: symbol, ticker, instrument, ...
+    """
+    rows = {
+        "table": table, "symbol": symbol, "start": start, "end": end, "columns": split_commas(columns) or None,
+        "time_column": time_column, "symbol_column": symbol_column,
+    }  # fmt: skip
+    run_verb(as_json, "exporting", lambda: pipeline.export_data(source, output, **rows))
+
+
+def prepare(
+    *, market: FeatureMarket = FeatureMarket(), file: BarFile = BarFile(), horizon: Horizons = DEFAULT_HORIZONS,
+    calendar: Annotated[str | None, Parameter(help=f"One of {', '.join(CALENDARS)}; empty: by symbol.")] = None,
+    tick: float | None = None, roll: str | None = None,
+    target: Annotated[str, Parameter(help=f"Kind of labels: {', '.join(LABEL_KINDS)}.")] = LABEL_KINDS[0],
+    primary: str = "", span: bool = False, search: bool = False, searched: Texts = (),
+    setting: Annotated[Texts, Parameter("--set")] = (),
+) -> None:  # fmt: skip
+    """Bars to features, labels and splits. Example: `python -m ml_factory prepare --data MES.csv --symbol MES`
+
+    Args:
+        tick: Price step; empty: by symbol.
+        roll: Join the contracts in --data: volume or date.
+        primary: Primary side of --target meta: the sign of this column.
+        span: Labels and windows go on over session ends and holes.
+        search: Search barriers, then prepare with them.
+        searched: Barriers found before, such as h20-v1.
+        setting: NAME=VALUE of DataSpec or RollSpec, such as labels.k_up=1.2 or roll.months=[3,6]. Several times; it
+            wins over the other options.
+    """
+    if search and target != LABEL_KINDS[0]:
+        raise SettingsError("Only barriers are searched for", where="--target", got=target, wanted=LABEL_KINDS[0])
+    if search and searched:
+        raise SettingsError("Barriers are either searched or given", where="--search", got="--searched too",
+                            next_step="leave one of them out")  # fmt: skip
+    symbol, found = market.symbol, []
+    place = market.open(make=True)
+    values = {f"bars.{name}": value for name, value in file.raw_bar_spec_fields().items()} | {
+        "features.spans": span, "labels.kind": target, "labels.primary": primary,
+        "labels.session_end": "span" if span else None, "calendar": calendar, "tick": tick, "roll.by": roll,
+    }  # fmt: skip
+    values = {name: value for name, value in values.items() if value is not None} | parse_settings(setting)
+    with cli_progress_bars(f"preparing {symbol}"):
+        of_roll = {name: values.pop(name) for name in list(values) if name.startswith("roll.")}
+        settings, rolled = settings_module.settings_with_values(settings_module.DataSpec(), values), _roll_spec(of_roll)
+        _print_own_features(settings.features.custom, market)
+        result = pipeline.prepare(
+            place, symbol, horizon, data=file.data, settings=settings, roll=rolled, searched=searched
+        )
+        if search:
+            found = [pipeline.search_barriers(place, symbol, one) for one in dict.fromkeys(horizon)]
+            if file.data is not None:
+                settings = replace(settings, bars=validation.RawBarSpec(strict=file.strict))
+            result = pipeline.prepare(place, symbol, horizon, settings=settings, searched=[one.path for one in found])
+    if market.as_json:
+        print_json(result.to_dict() | ({"search": [one.to_dict() for one in found]} if found else {}))
+    else:
+        print("\n".join(one.summary() for one in (*found, result)))
+
+
+def _roll_spec(given: dict[str, Any]) -> "rolls.RollSpec | None":
+    """Return the settings of the roll, from values by name such as roll.by; None where there are none."""
+    if given and "roll.by" not in given:
+        raise SettingsError("Nothing is to be rolled", where=next(iter(given)),
+                            next_step="add --roll volume or --roll date")  # fmt: skip
+    named = {name.removeprefix("roll."): value for name, value in given.items()}
+    return settings_module.settings_with_values(rolls.RollSpec(), named, "--set roll.") if named else None
+
+
+def _print_own_features(used: Sequence[str], market: FeatureMarket) -> None:
+    """Print one line on the features that are not built-in: those prepared, and those imported but left out."""
+    names = [name.partition("#")[0] for name in used]
+    left_out = [name for name in custom.registered_feature_names() if name not in names] if market.own_modules else []
+    if names:
+        print_status(custom.own_features_line(names))
+    if left_out:
+        example = ",".join(f'"{name}"' for name in [*names, *left_out])
+        print_status(f"imported, not prepared: {', '.join(left_out)}; add --set 'features.custom=[{example}]'")
+
+
+def audit(
+    *, market: FeatureMarket = FeatureMarket(), horizon: Horizons = (), cuts: int | None = None, fresh: Fresh = False,
+    model: Annotated[Texts, Parameter(help="Trained on a sample; empty: xgboost, lstm.")] = (),
+) -> None:  # fmt: skip
+    """Prove that nothing looks ahead; exit code 1 on a leak. Example: `python -m ml_factory audit --symbol MES`
+
+    Args:
+        horizon: Several times; empty: all prepared.
+        cuts: Number of cuts; empty: 50, the full form.
+        fresh: Ignore earlier proofs.
+    """
+    place = market.open()
+    result = run_verb(market.as_json, f"proving {market.symbol}", lambda: pipeline.audit(
+        place, market.symbol, horizon or None, cuts=cuts, fresh=fresh, models=model or None
+    ))  # fmt: skip
+    if not result.passed:
+        sys.exit(1)
+
+
+# ---- models ----------------------------------------------------------------------------------------------------------
 
 
 def train(
@@ -43,7 +182,7 @@ def train(
     model: Model = "xgboost",
 ) -> None:
     """Train, resume, or load the finished run. Example: `python -m ml_factory train --symbol MES --model lstm`"""
-    place = market.check((horizon,), models=(model,), seed=run.seed, prepared=True)
+    place = market.open()
     further = process_rank() > 0  # of several processes rank 0 prints
     settings = parse_settings(run.setting)
     with cli_training_progress(model) as on_epoch:
@@ -67,8 +206,7 @@ def cross_validate(
         test_blocks: Test blocks of one combinatorial fold.
         window: Rows of a rolling window; empty: as the first fold has.
     """
-    check_fold_scheme(scheme)
-    place = market.check((horizon,), models=(model,), seed=run.seed, prepared=True)
+    place = market.open()
     settings = parse_settings(run.setting)
     run_verb(market.as_json, f"cross-validating {model}", lambda: pipeline.cross_validate(
         place, market.symbol, horizon, model, model_settings=settings,
@@ -85,7 +223,7 @@ def stack(
 
     Example: `python -m ml_factory stack --base-model xgboost --base-model lstm`
     """
-    place = market.check((horizon,), models=base_model, seed=run.seed, prepared=True)
+    place = market.open()
     settings = split_settings_by_model(base_model, parse_settings(run.setting), "--set")
     run_verb(market.as_json, f"stacking {', '.join(base_model)}", lambda: pipeline.stack(
         place, market.symbol, horizon, base_model, folds=folds, model_settings=settings,
@@ -107,7 +245,7 @@ def evaluate(
         title: Title of the report.
         run: Id of a run to compare; several times. Empty: each model's newest.
     """
-    place = market.check((horizon,), models=model, prepared=True)
+    place = market.open()
     run_verb(market.as_json, "evaluating", lambda: pipeline.evaluate(
         place, market.symbol, horizon, model or None, title=title, runs=run
     ))  # fmt: skip
@@ -145,7 +283,7 @@ def backtest(
         daily_loss_limit: Loss of a session that stops it, in currency.
         overnight: Hold positions over the end of a session.
     """
-    place = market.check((horizon,), models=(model,))
+    place = market.open()
     by_hand = least_edge is not None or daily_loss_limit is not None or overnight
     run_verb(market.as_json, f"trading {model}", lambda: pipeline.backtest(
         place, market.symbol, horizon, model, costs=trading.CostSpec(spread, slippage), run_id=run,
@@ -168,8 +306,7 @@ def plan(
         task: train, folds, stack; several times.
         units_per_hour: Compute units that this runtime takes per hour, for a price.
     """
-    check_units_per_hour(units_per_hour)
-    place = market.check((horizon,), models=model, seed=seed, prepared=True)
+    place = market.open()
     settings = split_settings_by_model(model or available_models(), parse_settings(setting), "--set")
     run_verb(market.as_json, "warming up", lambda: pipeline.plan(
         place, market.symbol, horizon, model or None, seed=seed, quick=quick_from_environment(quick), tasks=task,
@@ -188,7 +325,7 @@ def predict(
         out: Where to write; empty: results/.
         all_rows: Also rows the model was fitted or chosen on.
     """
-    place = market.check((horizon,), models=(model,), data=file.data)
+    place = market.open()
     run_verb(market.as_json, f"predicting with {model}", lambda: pipeline.predict(
         place, market.symbol, horizon, model, data=file.data, out=out, run=run, all_rows=all_rows,
         bars=validation.RawBarSpec(**file.raw_bar_spec_fields()),
@@ -206,7 +343,12 @@ def export(
             and onnx where the model has it.
         out: Folder to write to; empty: the run's in results/.
     """
-    place = market.check((horizon,), models=(model,))
+    place = market.open()
     run_verb(market.as_json, f"exporting {model}", lambda: pipeline.export(
         place, market.symbol, horizon, model, formats or None, run=run, out=out
     ))  # fmt: skip
+
+
+VERBS = (
+    export_data, prepare, audit, train, cross_validate, stack, evaluate, leaderboard, backtest, plan, predict, export,
+)  # fmt: skip
