@@ -42,20 +42,12 @@ def _is_in(name: str, places: Iterable[str]) -> bool:
 
 
 def code_commit() -> str:
-    """Return the commit of this checkout, with "+changes" where sources differ from it; "" without git."""
-    has_git, head = _git("rev-parse", "HEAD")
-    if not has_git:
-        return ""
-    _, dirty = _git("status", "--porcelain", "--untracked-files=no", "--", PACKAGE.name)
-    return head + ("+changes" if dirty else "")
-
-
-def _git(*words: str) -> tuple[bool, str]:
+    """Return the commit of this checkout, with "+changes" where tracked files differ from it; "" without git."""
+    words = ["git", "-C", PACKAGE.parent, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
     try:
-        done = subprocess.run(["git", "-C", PACKAGE.parent, *words], capture_output=True, text=True, timeout=20)
+        return subprocess.run(words, capture_output=True, text=True, timeout=20).stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
-        return False, ""
-    return done.returncode == 0, done.stdout.strip()
+        return ""
 
 
 def user_code_hash(*values: object) -> str:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM on the command line: one line with the command that resumes the run, and the usual exit code."""
+"""Ctrl-C and SIGTERM on the command line: one line with the command that goes on, and the usual exit code."""
 
 import shlex
 import signal
@@ -6,10 +6,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-
-# Verbs that resume where they were interrupted; the others start again.
-RESUMED = ("prepare", "train", "cross-validate", "stack", "suite", "run", "audit")
-RESUMED_RECIPES = ("resnet50", "sdce", "t5", "compress")  # not shards, which are written again
 
 
 class Interrupted(SystemExit):
@@ -45,11 +41,7 @@ def interrupt_message(number: int, words: Sequence[str]) -> str:
     --fresh is left out of the command: it would open another run instead of resuming this one.
     """
     command = shlex.join(["python", "-m", "ml_factory", *(word for word in words if word != "--fresh")])
-    resumed = any(word in RESUMED for word in words[:1]) or (
-        len(words) > 1 and words[0] == "recipe" and words[1] in RESUMED_RECIPES
-    )
-    what = "The same command resumes the run" if resumed else "The same command starts again"
-    return f"interrupted by {signal.Signals(number).name}. {what}: {command}"
+    return f"interrupted by {signal.Signals(number).name}. What was finished is kept; go on with: {command}"
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

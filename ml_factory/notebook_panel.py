@@ -20,7 +20,7 @@ from ml_factory.checkpoints.compute_session import configured_hours_remaining
 from ml_factory.checkpoints.manager import save_status_line
 from ml_factory.lazy_module import LazyModule, check_packages_installed
 from ml_factory.notebook import figure_png, is_interactive_notebook, list_workspace_choices
-from ml_factory.progress import Heartbeat, ProgressPhase, add_progress_watcher, remove_progress_watcher
+from ml_factory.progress import Heartbeat, ProgressPhase, watchers
 from ml_factory.storage.json_values import parse_json
 
 ipython, display_of, widgets = LazyModule("IPython"), LazyModule("IPython.display"), LazyModule("ipywidgets")
@@ -60,12 +60,12 @@ class CellPanel:
             self._lists = self._lists.update({"text/plain": ""}, raw=True)
         self._heartbeat = Heartbeat(self._update, first=SECONDS[0], seconds=SECONDS[1])
         self._heartbeat.start()
-        add_progress_watcher(self._read_clicks)
+        watchers.append(self._read_clicks)
 
     def end(self, *_: object) -> None:
         if self._heartbeat is None:
             return
-        remove_progress_watcher(self._read_clicks)
+        watchers.remove(self._read_clicks)
         self._heartbeat.stop()
         if self._view is not None:
             self._view.update({"text/plain": ""}, raw=True)

@@ -18,7 +18,7 @@ numba_events = LazyModule("numba.core.event")
 SECONDS = 4.0  # between two lines of a pipe
 
 Watcher = Callable[["ProgressPhase"], None]
-_watchers: list[Watcher] = []
+watchers: list[Watcher] = []  # which every phase is reported to
 _inside: ContextVar[bool] = ContextVar("_inside", default=False)
 
 
@@ -78,21 +78,11 @@ def format_duration(seconds: float) -> str:
 @contextmanager
 def report_progress_to(watcher: Watcher) -> Iterator[None]:
     """Report every phase to `watcher` until the block ends."""
-    add_progress_watcher(watcher)
+    watchers.append(watcher)
     try:
         yield
     finally:
-        remove_progress_watcher(watcher)
-
-
-def add_progress_watcher(watcher: Watcher) -> None:
-    """Report every phase to `watcher` until `remove_progress_watcher`."""
-    _watchers.append(watcher)
-
-
-def remove_progress_watcher(watcher: Watcher) -> None:
-    """End `add_progress_watcher`."""
-    _watchers.remove(watcher)
+        watchers.remove(watcher)
 
 
 @contextmanager
@@ -117,7 +107,7 @@ def progress_phase(
 
     def notify() -> None:
         current.seconds = time.perf_counter() - current.began
-        for watcher in tuple(_watchers):
+        for watcher in tuple(watchers):
             watcher(current)
 
     def done(count: int, total: int | None = None) -> None:
@@ -156,7 +146,7 @@ class Heartbeat:
 
     def start(self) -> "Heartbeat":
         self._began = time.perf_counter()
-        add_progress_watcher(self._moved)
+        watchers.append(self._moved)
         # In the caller's context: a notebook's output then belongs to the cell that started it.
         target = copy_context().run
         self._thread = threading.Thread(target=target, args=(self._beat,), name="heartbeat", daemon=True)
@@ -166,7 +156,7 @@ class Heartbeat:
     def stop(self) -> None:
         """Stop; no line is written after this."""
         self._ended.set()
-        remove_progress_watcher(self._moved)
+        watchers.remove(self._moved)
         self._thread.join()
 
     def __enter__(self) -> "Heartbeat":

@@ -31,10 +31,10 @@ from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.files import files
 from ml_factory.storage.stored_paths import stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol
-from ml_factory.tracking.run_snapshot import RunSnapshot
 from ml_factory.tracking.tracker import Tracker
 from ml_factory.tracking.wandb_process import wandb_mirror_mode
 from ml_factory.tracking.wandb_restore import restore_from_wandb, try_restore_from_wandb
+from ml_factory.tracking.wandb_sync import RunSnapshot
 
 LIBRARIES = ("numpy", "pandas", "scipy")
 FOLD_FILES = "fold-*.state"  # of finished folds, in a run's folder

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from ml_factory.commands import pipeline_verbs
-from ml_factory.interrupt import interrupt_message, interruptible
+from ml_factory.interrupt import Interrupted, interruptible
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -27,19 +27,7 @@ def test_cli_train_on_signal_prints_resume_command_and_signal_exit_code(number, 
             signal.signal(one, handler)
     assert (got, out) == (code, "")
     command = f"python -m ml_factory train --symbol MES --workspace '{tmp_path}/two words'"
-    assert err == f"interrupted by {number.name}. The same command resumes the run: {command}\n"
-
-
-def test_resume_line_of_verb_without_resume_states_restart():
-    line = interrupt_message(signal.SIGINT, ["predict", "--symbol", "MES"])
-    assert line == "interrupted by SIGINT. The same command starts again: python -m ml_factory predict --symbol MES"
-    for words in ([], ["recipe"], ["recipe", "shards", "train"]):
-        assert "starts again" in interrupt_message(signal.SIGINT, words)
-
-
-@pytest.mark.parametrize("name", ["resnet50", "sdce", "t5", "compress"])
-def test_resume_line_of_recipe_that_saves_states_resume(name):
-    assert "The same command resumes the run: " in interrupt_message(signal.SIGTERM, ["recipe", name, "--fake-data"])
+    assert err == f"interrupted by {number.name}. What was finished is kept; go on with: {command}\n"
 
 
 def test_interruptible_keeps_ignored_signals_and_runs_in_other_threads():
@@ -63,3 +51,12 @@ def test_interruptible_keeps_ignored_signals_and_runs_in_other_threads():
     thread.start()
     thread.join()
     assert failed == []
+
+
+def test_interrupted_passes_except_exception_handlers():
+    with pytest.raises(Interrupted) as stopped:
+        try:
+            raise Interrupted(signal.SIGTERM)
+        except Exception as error:
+            raise AssertionError("was swallowed") from error
+    assert stopped.value.code == 143

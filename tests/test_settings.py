@@ -96,10 +96,10 @@ def test_save_minutes_from_environment_sets_manager_interval_or_raises(tmp_path,
     monkeypatch.delenv("ML_FACTORY_SAVE_MINUTES", raising=False)
     assert checkpoint_minutes_from_environment() == 30
     with open_run_checkpoints(tmp_path, run) as manager:
-        assert (manager._auto_seconds, manager.run) == (1800, run.run_id)
+        assert (manager.auto_seconds, manager.run) == (1800, run.run_id)
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", " 0.5 ")
     with open_run_checkpoints(tmp_path, run) as manager:
-        assert manager._auto_seconds == 30
+        assert manager.auto_seconds == 30
     for text in ("often", "-1", "nan", "inf"):
         monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", text)
         with pytest.raises(SettingsError, match=r"ML_FACTORY_SAVE_MINUTES.*Next: "):

@@ -81,9 +81,16 @@ class ColabEnvironmentInfo:
             "time left": _time_left(self.hours_remaining),
             "tracking": f"wandb {self.tracking}",
             "installed": ", ".join(self.installed),
+            "versions": ", ".join(f"{name} {version}" for name, version in self.versions.items()),
         }
-        lines = [_format_row(name, text) for name, text in rows.items() if text]
-        return "\n".join([*lines, *_format_columns(self.versions), *(_format_row("note", note) for note in self.notes)])
+        lines = [*rows.items(), *(("note", note) for note in self.notes)]
+        return "\n".join(
+            textwrap.fill(
+                text, 110, initial_indent=f"{name:<12} ", subsequent_indent=" " * 13, break_long_words=False,
+                break_on_hyphens=False,
+            )
+            for name, text in lines if text
+        )  # fmt: skip
 
 
 def setup_colab_environment(
@@ -346,28 +353,9 @@ def load_database_secrets() -> list[str]:
 # ------------------------------------------------------------------ printing
 
 
-def _format_row(name: str, text: str) -> str:
-    return textwrap.fill(
-        text,
-        110,
-        initial_indent=f"{name:<12} ",
-        subsequent_indent=" " * 13,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
 def _time_left(hours: float) -> str:
     usual = f"; a free TPU session usually ends after {FREE_TPU_HOURS:.1f} h" if is_free_tpu_session() else ""
     return "no limit" if math.isinf(hours) else f"at most {hours:.1f} h{usual}"
-
-
-def _format_columns(versions: dict[str, str], columns: int = 4) -> list[str]:
-    """Format the versions in columns, read downwards."""
-    width = max(map(len, versions))
-    cells = [f"{name:<{width}} {version:<12}"[: width + 13] for name, version in versions.items()]
-    height = -(-len(cells) // columns)
-    return ["  ".join(cells[row::height]).rstrip() for row in range(height)]
 
 
 def _memory() -> str:

@@ -21,8 +21,8 @@ from ml_factory.checkpoints.checkpoint_file import (
 )
 from ml_factory.errors import CheckpointError, FileError, WorkspaceError
 from ml_factory.storage.files import files
-from ml_factory.storage.mirror import LEASES, open_mirror, verify_fetched
-from ml_factory.storage.workspace import mirror_of
+from ml_factory.storage.mirror import LEASES, open_mirror, opened_mirror, verify_fetched
+from ml_factory.storage.mounts import mount_of
 
 _MIN_KEPT = 2
 _FILE = re.compile(r"(.+)\.(\d+)\.ckpt")
@@ -43,7 +43,12 @@ class CheckpointFolder:
     """
 
     def __init__(self, folder: str | os.PathLike, keep: int):
-        self.mirror, self.folder = mirror_of(Path(os.path.abspath(folder)))
+        self.folder = Path(os.path.abspath(folder))
+        self.mirror = opened_mirror(self.folder)
+        if self.mirror is None and mount_of(self.folder):
+            self.mirror = open_mirror(str(self.folder.parent))
+            self.mirror.pull(f"{self.folder.name}/")
+            self.folder = self.mirror.folder / self.folder.name
         self.leases = self.folder / LEASES
         self.lease_mirror = None
         if self.mirror is not None:

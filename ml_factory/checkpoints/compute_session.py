@@ -1,10 +1,8 @@
 """Remaining time of this session: a Colab runtime ends a fixed time after the runtime's start, not the notebook's."""
 
-import logging
 import math
 import os
 import time
-from functools import lru_cache
 from pathlib import Path
 
 from ml_factory.checkpoints.schedule import reserved_save_seconds
@@ -14,7 +12,6 @@ from ml_factory.storage.workspace import on_colab
 FREE_TPU_HOURS = 1.5  # that a free session with a TPU usually lives
 # Hours a runtime may live at most, by tier; Colab promises none of them, so they are upper bounds.
 TIER_HOURS = {"free": 12.0, "pro": 24.0, "pro+": 24.0, "enterprise": 24.0}
-_log = logging.getLogger("ml_factory")
 
 
 def runtime_start_time(proc: Path = Path("/proc")) -> float:
@@ -37,7 +34,7 @@ def configured_hours_remaining(tier: str | None = None, limit_hours: float | Non
     Parameters
     ----------
     tier : a key of TIER_HOURS; by default $ML_FACTORY_COLAB_TIER, else "free". A runtime that outlived its tier's limit
-        belongs to a larger tier.
+        belongs to a larger one; one that outlived all has no end in sight.
     limit_hours : overrides the tier, and counts off Colab too; by default $ML_FACTORY_SESSION_HOURS.
 
     Raises SettingsError for an unknown tier.
@@ -51,26 +48,9 @@ def configured_hours_remaining(tier: str | None = None, limit_hours: float | Non
     if given is None and not on_colab():
         return math.inf
     lived = (time.time() - runtime_start_time()) / 3600
-    return max(0.0, (_tier_limit(tier, lived) if given is None else _positive_hours(given)) - lived)
-
-
-def _tier_limit(tier: str, lived: float) -> float:
-    """Return the hours that a runtime of this tier may live; the next larger limit for one that has lived longer."""
-    usual = TIER_HOURS[tier]
-    limit = min((hours for hours in TIER_HOURS.values() if hours >= usual and hours > lived), default=math.inf)
-    if limit != usual:
-        _warn_outlived(tier, limit)
-    return limit
-
-
-@lru_cache
-def _warn_outlived(tier: str, limit: float) -> None:
-    _log.warning(
-        "This runtime has outlived the %.0f h of the tier %s: it is assumed to live %s. "
-        "Set ML_FACTORY_COLAB_TIER (%s) to its tier",
-        TIER_HOURS[tier], tier, "on, with no end in sight" if math.isinf(limit) else f"up to {limit:.0f} h",
-        ", ".join(TIER_HOURS),
-    )  # fmt: skip
+    longer = (hours for hours in TIER_HOURS.values() if hours >= TIER_HOURS[tier] and hours > lived)
+    limit = min(longer, default=math.inf) if given is None else _positive_hours(given)
+    return max(0.0, limit - lived)
 
 
 def is_session_ending(save_seconds: float) -> bool:

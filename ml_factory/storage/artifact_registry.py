@@ -23,12 +23,12 @@ from ml_factory.storage.files import REMOVED, files
 from ml_factory.storage.json_values import fingerprint_json, to_json_value
 from ml_factory.storage.locks import file_lock
 from ml_factory.storage.serialization import deserialize_state, serialize_state
-from ml_factory.storage.stored_paths import is_plain_name, stored_path
+from ml_factory.storage.stored_paths import stored_path
 from ml_factory.storage.workspace import check_symbol
 
 VERSION = 3  # since 3 with a checksum of the description
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.]{0,63}")
-_HASH = re.compile(r"[0-9a-f]{64}")
+_LINEAGE = ("depth", "kind", "name", "hash", "available")
 _log = logging.getLogger("ml_factory")
 
 
@@ -78,26 +78,6 @@ class Artifact:
                 next_step="train it again, or restore the file",
             )
         return deserialize_state(data)
-
-
-@dataclass(frozen=True)
-class LineageEntry:
-    """One line of a lineage.
-
-    Parameters
-    ----------
-    depth : 0 for the artifact itself, 1 for its direct sources.
-    kind : that of an artifact, "run" or "data".
-    name : of a model, or "".
-    hash : of its content; a run's id.
-    available : True when the registry has it intact; None for a run or data.
-    """
-
-    depth: int
-    kind: str
-    name: str
-    hash: str
-    available: bool | None = None
 
 
 class ArtifactRegistry:
@@ -201,27 +181,27 @@ class ArtifactRegistry:
                 return artifact
         return None
 
-    def lineage(self, artifact: Artifact) -> tuple[LineageEntry, ...]:
+    def lineage(self, artifact: Artifact) -> tuple[dict, ...]:
         """List the artifact and its sources recursively, each source right below its artifact; a shared source is
-        listed under each. A source that no longer exists is listed with its hash and `available` False.
+        listed under each.
+
+        Each has `depth`, 0 for the artifact itself; `kind`, that of an artifact, "run" or "data"; `name` of a model, or
+        ""; `hash` of its content, or a run's id; `available`: True when the registry has it intact, False for a source
+        that no longer exists, None for a run or data.
         """
         by_hash = {one.hash: one for one in self.list(artifact.symbol)}
-        return tuple(_walk(artifact, by_hash, 0, ()))
 
+        def walk(one: Artifact, depth: int, above: tuple[str, ...]) -> Iterator[tuple]:
+            yield depth, one.kind, one.name, one.hash, one.is_intact()
+            for kind in (kind for kind in ("run", "data") if kind in one.made_from):
+                yield depth + 1, kind, "", str(one.made_from[kind]), None
+            for name, digest in dict(one.made_from.get("models", {})).items():
+                if digest in by_hash and digest not in above:  # a modified description may name itself
+                    yield from walk(by_hash[digest], depth + 1, (*above, one.hash))
+                else:
+                    yield depth + 1, "model", name, str(digest), False
 
-def _walk(
-    artifact: Artifact, by_hash: dict[str, Artifact], depth: int, above: tuple[str, ...]
-) -> Iterator[LineageEntry]:
-    yield LineageEntry(depth, artifact.kind, artifact.name, artifact.hash, artifact.is_intact())
-    made_from = artifact.made_from
-    for kind in ("run", "data"):
-        if kind in made_from:
-            yield LineageEntry(depth + 1, kind, "", str(made_from[kind]))
-    for name, digest in dict(made_from.get("models", {})).items():
-        if digest in by_hash and digest not in above:  # a modified description may name itself
-            yield from _walk(by_hash[digest], by_hash, depth + 1, (*above, artifact.hash))
-        else:
-            yield LineageEntry(depth + 1, "model", name, str(digest), False)
+        return tuple(dict(zip(_LINEAGE, line, strict=True)) for line in walk(artifact, 0, ()))
 
 
 def _record(artifact: Artifact) -> dict:
@@ -242,24 +222,10 @@ def _artifact(file: Path, symbol: str = "") -> Artifact:
         if checksum != fingerprint_json({"version": version, **record}):
             raise ValueError("it was changed: its checksum is another")
         artifact = Artifact(path=file.parent, **record)
-        _check_description(artifact, symbol)
+        if check_symbol(artifact.symbol) != (symbol or artifact.symbol):
+            raise ValueError(f"it is of {artifact.symbol}, not of {symbol}")
         return artifact
     except FileError:
         raise
     except (TypeError, KeyError, AttributeError, ValueError) as error:
         raise FileError("This is not an artifact's description", where=file, got=error) from error
-
-
-def _check_description(artifact: Artifact, symbol: str) -> None:
-    """Raise TypeError or ValueError for a field of another type, and for a name that leads out of its folder."""
-    if type(artifact.sequence) is not int or not all(
-        isinstance(value, dict) for value in (artifact.facts, artifact.made_from)
-    ):
-        raise TypeError("sequence is a number, facts and made_from are objects")
-    if check_symbol(artifact.symbol) != (symbol or artifact.symbol):
-        raise ValueError(f"it is of {artifact.symbol}, not of {symbol}")
-    for pattern, value in ((_NAME, artifact.kind), (_NAME, artifact.name), (_HASH, artifact.hash)):
-        if not isinstance(value, str) or not pattern.fullmatch(value):
-            raise ValueError(f"{str(value)[:80]!r} cannot be part of a folder's name")
-    if not is_plain_name(artifact.facts.get("run_id", "none")):
-        raise ValueError(f"its run_id {str(artifact.facts['run_id'])[:80]!r} cannot be a folder's name")

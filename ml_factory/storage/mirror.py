@@ -26,7 +26,6 @@ _KEPT = ".kept"  # suffix of a local file in whose place the remote's came
 _log = logging.getLogger("ml_factory")
 _CHECKPOINTS = "checkpoints/"
 LEASES = "leases"  # folder of the checkpoints that has a mirror of its own: a lease does not wait behind large files
-_pass_locks: dict[Path, threading.RLock] = {}  # one pass at a time over each mirror
 _opened: dict[tuple, "Mirror"] = {}
 _verifiers: dict[str, Callable[[Path], object]] = {}  # suffix -> raises CheckpointError for a file that is not intact
 
@@ -58,7 +57,7 @@ class Mirror:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.remote = Remote(address)
         self._background = BackgroundThread("mirror")
-        self._pass_lock = _pass_locks.setdefault(self.folder, threading.RLock())
+        self._pass_lock = threading.RLock()  # one pass at a time
         self._requests: dict[tuple[str, ...], list[tuple[Callable, Callable]]] = {}  # places whose push has not begun
         self._behind = False  # and the user was warned
 
@@ -277,6 +276,18 @@ def open_mirror(address: str, folder: Path | None = None) -> Mirror:
     if key not in _opened:
         _opened[key] = Mirror(address, folder)
     return _opened[key]
+
+
+def opened_mirror(path: Path) -> Mirror | None:
+    """Return the mirror that this process has open around a local path; None without one."""
+    mine = (one for (_, _, process), one in _opened.items() if process == process_id())
+    return next((one for one in mine if path.is_relative_to(one.folder)), None)
+
+
+def push_in_background(folder: Path) -> None:
+    """Upload a folder of an opened workspace in the background; no effect where the workspace is local."""
+    if (mirror := opened_mirror(folder)) is not None:
+        mirror.push_in_background(f"{folder.relative_to(mirror.folder).as_posix()}/")
 
 
 def fetch_file(address: str) -> Path:

@@ -22,7 +22,7 @@ from ml_factory.errors import (
 )
 from ml_factory.process_identity import process_rank
 from ml_factory.storage.files import files
-from ml_factory.storage.mirror import Mirror, open_mirror
+from ml_factory.storage.mirror import open_mirror
 from ml_factory.storage.mounts import mount_of
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
@@ -31,7 +31,6 @@ SYMBOL_LENGTH = 32
 BAR_MINUTES = tuple(minutes for minutes in range(1, 61) if 60 % minutes == 0)  # lengths that raw bars may have
 _RAW = re.compile(r"(.+)_([1-9]\d?)m\.parquet")
 _SYMBOL = re.compile(r"[A-Z0-9][A-Z0-9_-]*(\.[A-Z0-9_-]+)*")
-_mirrors: dict[Path, Mirror | None] = {}  # root of an opened workspace -> what mirrors it elsewhere
 _log = logging.getLogger("ml_factory")
 _CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -108,7 +107,6 @@ class Workspace:
         self._pulled: set[str] = set()
         self.files = files
         self.root = Path(text) if self._mirror is None else self._mirror.folder
-        _mirrors[self.root] = self._mirror
         folders = (self.raw, self.root / "data" / "processed", self.models, self.checkpoints, self.results)
         try:
             for folder in folders:
@@ -225,23 +223,6 @@ def require_raw_bars(workspace: Workspace, symbol: str) -> Path:
 def workspace_symbols(workspace: Workspace) -> list[str]:
     """List the symbols with raw bars in this workspace, sorted."""
     return sorted({found[0] for found in map(parse_raw_bars_name, workspace.files.names(workspace.raw)) if found})
-
-
-def mirror_of(folder: Path) -> tuple[Mirror | None, Path]:
-    """Return (mirror, local folder) of a folder in an opened workspace or on a mount; else (None, the folder)."""
-    mirror = _mirrors.get(folder.parent)
-    if mirror is None and mount_of(folder):
-        mirror = open_mirror(str(folder.parent))
-        mirror.pull(f"{folder.name}/")
-        return mirror, mirror.folder / folder.name
-    return mirror, folder
-
-
-def push_in_background(folder: Path) -> None:
-    """Upload a folder of an opened workspace in the background; no effect where the workspace is local."""
-    for root, mirror in list(_mirrors.items()):
-        if mirror is not None and folder.is_relative_to(root):
-            mirror.push_in_background(f"{folder.relative_to(root).as_posix()}/")
 
 
 def push_workspace_on_exit(verb: Verb) -> Verb:

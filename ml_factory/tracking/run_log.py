@@ -1,49 +1,47 @@
-"""Log of a run: JSON lines, one append-only file for each attempt, log/{attempt}-{session}.jsonl.
+"""Log of a run: JSON lines, one append-only file for each attempt, log/{attempt}-{begin}-{session}.jsonl.
 
 An attempt is one process. It only appends, so a process killed anywhere leaves at most one torn last line. An attempt
 resumes from a checkpoint: from the first step it logs on, everything that earlier attempts logged is void. Two machines
-that share a workspace may not see each other's attempts and use the same number: the session keeps their files apart,
-and the one that began later is the later attempt.
+that share a workspace may not see each other's attempts and use the same number: the one that began later is the later
+attempt, so that the order of the names is that of the attempts.
 """
 
 import json
-import math
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from ml_factory.errors import WorkspaceError
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import parse_json
 
 SUMMARY = "summary.json"
-_FILE = re.compile(r"(\d{4,})-([0-9a-f]{8})\.jsonl")
+_FILE = re.compile(r"(\d{4,})-\d+-[0-9a-f]+\.jsonl")
 
 
-class RunLogAttempt(NamedTuple):
-    """One process that logged: the number of the attempt and its session, 8 hex digits."""
-
-    number: int
-    session: str
-
-    @property
-    def file_name(self) -> str:
-        return f"{self.number:04d}-{self.session}.jsonl"
+def list_log_attempts(folder: Path) -> list[str]:
+    """List the names of the attempts' files in a log's folder, from the first to the last."""
+    return [name for name in files.names(folder) if _FILE.fullmatch(name)]
 
 
-def list_log_attempts(folder: Path) -> list[RunLogAttempt]:
-    """List the attempts that have logged to the folder, by their number."""
-    found = filter(None, map(_FILE.fullmatch, files.names(folder)))
-    return sorted(RunLogAttempt(int(match[1]), match[2]) for match in found)
+def next_log_attempt(folder: Path, session: str) -> str:
+    """Return the name of a new attempt's file. session : hex digits that no other process has."""
+    names = list_log_attempts(folder)
+    return f"{attempt_number(names[-1]) + 1 if names else 1:04d}-{time.time_ns():020d}-{session}.jsonl"
 
 
-def format_log_line(step: int, time: float, metrics: dict) -> str:
+def attempt_number(name: str) -> int:
+    """Return the number of the attempt with this file, from 1."""
+    return int(name.partition("-")[0])
+
+
+def format_log_line(step: int, metrics: dict) -> str:
     """Return one line of the log, in which NaN and infinities are Python's. Raises TypeError for a metric
     that JSON cannot hold.
     """
     numbers = {name: value.item() if hasattr(value, "item") else value for name, value in metrics.items()}
-    return json.dumps({"step": step, "time": time, "metrics": numbers}) + "\n"
+    return json.dumps({"step": step, "time": time.time(), "metrics": numbers}) + "\n"
 
 
 def parse_log_lines(data: bytes, where: object) -> list[dict]:
@@ -66,47 +64,29 @@ def parse_log_lines(data: bytes, where: object) -> list[dict]:
     return records
 
 
-def sort_log_attempts(attempts: Mapping[RunLogAttempt, list[dict]]) -> list[RunLogAttempt]:
-    """Sort attempts from the first to the last: by number; equal numbers by the time of their first record."""
-
-    def began(attempt: RunLogAttempt) -> tuple:
-        records = attempts[attempt]
-        return attempt.number, records[0]["time"] if records else math.inf, attempt.session
-
-    return sorted(attempts, key=began)
-
-
-def merge_log_attempts(attempts: Mapping[RunLogAttempt, list[dict]]) -> list[dict]:
+def merge_log_attempts(attempts: Iterable[tuple[int, list[dict]]]) -> list[dict]:
     """Return each step once, in order: {"step", "time", "attempt", "metrics"}.
 
-    attempts : attempt -> its records in order of writing. Records of one attempt about one step are merged, the later
-        winning.
+    attempts : (number, records in order of writing) from the first to the last. Records of one attempt about one step
+        are merged, the later winning.
     """
     rows: dict[int, dict] = {}
-    for attempt in sort_log_attempts(attempts):
-        records = attempts[attempt]
-        if records:
-            first = records[0]["step"]
-            rows = {step: row for step, row in rows.items() if step < first}
+    for number, records in attempts:
+        rows = {step: row for step, row in rows.items() if not records or step < records[0]["step"]}
         for record in records:
             row = rows.setdefault(record["step"], {"step": record["step"], "metrics": {}})
-            row.update(time=record["time"], attempt=attempt.number, metrics={**row["metrics"], **record["metrics"]})
+            row.update(time=record["time"], attempt=number, metrics={**row["metrics"], **record["metrics"]})
     return [rows[step] for step in sorted(rows)]
 
 
-def read_log_attempts(folder: Path) -> dict[RunLogAttempt, list[dict]]:
-    """Read the records of each attempt that has logged to the folder, in order of writing."""
-    paths = {attempt: folder / attempt.file_name for attempt in list_log_attempts(folder)}
-    return {attempt: parse_log_lines(files.read(path), path) for attempt, path in paths.items()}
-
-
-def read_log_steps(folder: Path, before: RunLogAttempt | None = None) -> list[dict]:
-    """Return the merged steps of a run's log; only those of attempts before `before`, if given."""
-    attempts = read_log_attempts(folder)
-    if before is not None:
-        order = sort_log_attempts({before: [], **attempts})
-        attempts = {attempt: attempts[attempt] for attempt in order[: order.index(before)]}
-    return merge_log_attempts(attempts)
+def read_log_steps(folder: Path, before: str | None = None) -> list[dict]:
+    """Return the merged steps of a run's log; only those of attempts before the one with the file `before`, if
+    given.
+    """
+    names = [name for name in list_log_attempts(folder) if before is None or name < before]
+    return merge_log_attempts(
+        (attempt_number(name), parse_log_lines(files.read(folder / name), folder / name)) for name in names
+    )
 
 
 def count_run_log_steps(steps: Sequence[int], folder: Path) -> int:

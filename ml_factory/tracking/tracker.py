@@ -6,7 +6,6 @@ never delays the run.
 
 import io
 import os
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -19,19 +18,17 @@ from ml_factory.redaction import redact_values
 from ml_factory.storage.artifact_registry import Artifact
 from ml_factory.storage.files import disk_errors, files, flush_to_disk, local_cache_folder
 from ml_factory.storage.json_values import fingerprint_json, to_json_value
-from ml_factory.storage.workspace import push_in_background
+from ml_factory.storage.mirror import push_in_background
 from ml_factory.tracking.run_log import (
     SUMMARY,
-    RunLogAttempt,
+    attempt_number,
     count_run_log_steps,
     format_log_line,
     list_log_attempts,
-    read_log_attempts,
-    sort_log_attempts,
+    next_log_attempt,
 )
-from ml_factory.tracking.run_snapshot import RunSnapshot
 from ml_factory.tracking.wandb_process import WandbMirrorProcess, wandb_mirror_mode, warn_wandb_once
-from ml_factory.tracking.wandb_sync import PROJECT, TAKEN_OVER, artifact_name
+from ml_factory.tracking.wandb_sync import PROJECT, TAKEN_OVER, RunSnapshot, artifact_name
 
 
 class Tracker:
@@ -60,28 +57,26 @@ class Tracker:
         mode = wandb_mirror_mode(mirror)
         self._mirror: WandbMirrorProcess | None = None
         self._finished = False
-        last = max((one.number for one in list_log_attempts(self.folder)), default=0)
-        self._attempt = RunLogAttempt(last + 1, process_id()[:8])
-        self._path = self.folder / self._attempt.file_name
+        self._path = self.folder / next_log_attempt(self.folder, process_id()[:8])
         self._file: io.FileIO | None = None
         record = {"run_id": run_id, "settings": to_json_value(settings), "started_at": _now(), "attempt": self.attempt}
         self._write_json("run.json", record)
         if mode != "off":
             local = Path(local_folder or local_cache_folder("runs") / fingerprint_json([str(self.folder), run_id])[:16])
             spec = {"run_id": run_id, "folder": str(self.folder), "settings": record["settings"], "project": project}
-            spec |= {"attempt": list(self._attempt), "snapshot": vars(snapshot) if snapshot is not None else None}
+            spec |= {"attempt": self._path.name, "snapshot": vars(snapshot) if snapshot is not None else None}
             self._mirror = WandbMirrorProcess.start(mode, local.absolute(), self._path.stem, spec)
 
     @property
     def attempt(self) -> int:
         """Number of this attempt, from 1, over all sessions that this one knows of."""
-        return self._attempt.number
+        return attempt_number(self._path.name)
 
     def log(self, step: int, metrics: dict) -> None:
         """Record metrics of one step. On return they are on the disk (outside this process); never waits for W&B."""
         if self._finished:
             raise FactoryError("This run's log is finished", where=self.run_id, next_step="open a new Tracker")
-        line = format_log_line(int(step), time.time(), redact_values(metrics)).encode()
+        line = format_log_line(int(step), redact_values(metrics)).encode()
         try:
             with disk_errors(self.folder):
                 self._append(line)
@@ -145,14 +140,10 @@ class Tracker:
             "run_id": self.run_id, "status": status, "finished_at": _now(), "summary": to_json_value(summary or {}),
         }  # fmt: skip
         self._close()
-        if not self._has_later_attempt():
+        if self._path.name == max([self._path.name, *list_log_attempts(self.folder)]):  # else a later one's stays
             self._write_json(SUMMARY, record)
         if self._mirror is not None:
             self._mirror.end(record | {"artifacts": [_artifact_payload(artifact)] if artifact else []}, mirror_seconds)
-
-    def wait_mirror(self, seconds: float) -> bool:
-        """Wait at most `seconds` for the mirror; return True when W&B has everything, and without a mirror."""
-        return self._mirror is None or self._mirror.wait(seconds)
 
     def __enter__(self) -> "Tracker":
         return self
@@ -170,14 +161,6 @@ class Tracker:
         if self._file is not None:
             self._file.close()
 
-    def _has_later_attempt(self) -> bool:
-        """Return True when a later attempt has logged to the folder; its summary stays."""
-        try:
-            order = sort_log_attempts({self._attempt: [], **read_log_attempts(self.folder)})
-        except WorkspaceError:  # damaged: the order of attempts is unknown
-            return False
-        return order[-1] != self._attempt
-
     def _write_json(self, name: str, record: dict) -> None:
         try:
             files.write_json(self.folder / name, record)
@@ -190,7 +173,7 @@ def _artifact_payload(artifact: Artifact) -> dict:
     facts = {name: value for name, value in artifact.facts.items() if name in ("model", "horizon", "data", "run_id")}
     return {
         "name": artifact_name(artifact.kind, artifact.facts.get("run_id") or artifact.hash[:12]), "kind": artifact.kind,
-        "files": [str(artifact.path / name) for name in ("state.safetensors", "artifact.json")],
+        "files": {name: str(artifact.path / name) for name in ("state.safetensors", "artifact.json")},
         "metadata": {"symbol": artifact.symbol, "hash": artifact.hash, "made_from": artifact.made_from, **facts}
     }  # fmt: skip
 

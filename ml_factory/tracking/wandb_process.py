@@ -1,14 +1,13 @@
-"""Processes that communicate with W&B, from the side of the run: the mirror of its log, and queries with a deadline.
+"""Processes that communicate with W&B, from the side of the run: the mirror of its log.
 
 The mirror cannot affect the training: it may be absent, hang, break or outlive this process, and it ends by itself when
-its parent is gone. What these processes do is in `wandb_sync`.
+its parent is gone. What these processes do is in `wandb_sync`. No package is imported here.
 """
 
 import importlib.util
 import json
 import logging
 import os
-import signal
 import subprocess
 import tempfile
 import time
@@ -17,13 +16,12 @@ from pathlib import Path
 
 from ml_factory.background import start_python_process
 from ml_factory.errors import SettingsError, WorkspaceError, did_you_mean
-from ml_factory.lazy_module import missing_package_error
 from ml_factory.redaction import has_wandb_key, redact_secrets, redact_values
 from ml_factory.storage.files import files
-from ml_factory.storage.json_values import parse_json
 
 MODES = ("auto", "offline", "off")
 INIT_SECONDS, FINISH_SECONDS = 45.0, 120.0
+READY = "ready"  # status of a mirror that is connected
 _log = logging.getLogger("ml_factory")
 _warned: set[str] = set()  # texts or topics of the warnings logged so far
 SERVICE = "W&B"  # topic: warn once per process when W&B is unreachable
@@ -50,7 +48,7 @@ class WandbMirrorProcess:
         name : of this attempt's files there.
         spec : JSON-able description of the run.
         """
-        if not _wandb_installed():
+        if not wandb_installed():
             warn_wandb_once("W&B is not installed: runs are logged locally only (pip install 'ml_factory[track]')")
             return None
         status, end = (folder / f"mirror-{name}.{what}" for what in ("status", "end"))
@@ -58,7 +56,7 @@ class WandbMirrorProcess:
         spec |= {"init_seconds": INIT_SECONDS, "finish_seconds": FINISH_SECONDS}
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            process = _start("mirror", {**spec, "status": str(status), "end": str(end)}, folder, mode)
+            process = start_wandb_process("mirror", {**spec, "status": str(status), "end": str(end)}, folder, mode)
         except OSError as error:
             warn_wandb_once(f"The W&B mirror cannot be started, the run is logged locally: {error.strerror}")
             return None
@@ -77,56 +75,29 @@ class WandbMirrorProcess:
         except subprocess.TimeoutExpired:
             return False
         if code and not self._ended:
-            with suppress(OSError):
-                code = self._status.read_text()
-            disable_wandb(f"The W&B mirror stopped, the local log is complete: {code}")
+            disable_wandb(f"The W&B mirror stopped, the local log is complete: {self.status() or code}")
         self._ended = code is not None
         return code == 0
+
+    def status(self) -> str:
+        """Return READY, what the mirror waits for, or why it ended; "" before it has begun."""
+        with suppress(OSError):
+            return self._status.read_text()
+        return ""
 
     def end(self, record: dict, seconds: float) -> None:
         """Report the run's end: a connected mirror gets `seconds` to finish, then continues alone."""
         with suppress(OSError, WorkspaceError):  # without this file the mirror ends with its parent
             files.write(self._end, json.dumps(redact_values(record)).encode())
-        self.wait(seconds if self._status.exists() else 0)
-        if not self._ended and self._mode == "online" and not self._status.exists():
+        connected = self.status() == READY
+        self.wait(seconds if connected else 0)
+        if not self._ended and self._mode == "online" and not connected:
             warn_wandb_once(
                 "W&B has not answered yet; the local log is complete, the mirror keeps trying for a while", SERVICE
             )
 
 
-def run_wandb_query(task: str, spec: dict, folder: Path, seconds: float, mode: str) -> dict:
-    """Run a child process that queries W&B and return its answer; it is killed after `seconds`.
-
-    Parameters
-    ----------
-    task : as of `wandb_sync.run_task`.
-    spec : its JSON-able arguments.
-    folder : an existing folder.
-    seconds : deadline.
-    mode : "online" or "offline".
-
-    Raises WorkspaceError with the reason when there is no answer.
-    """
-    if not _wandb_installed():
-        raise missing_package_error("wandb")
-    process = _start(task, spec, folder, mode, subprocess.PIPE)
-    try:
-        output, _ = process.communicate(timeout=seconds)
-        answer = parse_json(output.splitlines()[-1], finite=False)
-    except subprocess.TimeoutExpired:
-        answer = {"error": f"no answer in {seconds:g} s"}
-    except (IndexError, ValueError):
-        answer = {"error": f"the child process ended with {process.returncode}"}
-    finally:
-        with suppress(ProcessLookupError):  # with what it has started
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-    if "error" in answer:
-        raise WorkspaceError("W&B did not answer the query", got=redact_secrets(str(answer["error"])))
-    return answer
-
-
-def _start(task: str, spec: dict, folder: Path, mode: str, stdout: int = subprocess.DEVNULL) -> subprocess.Popen:
+def start_wandb_process(task: str, spec: dict, folder: Path, mode: str) -> subprocess.Popen:
     """Start a child process that reads `spec` as JSON from its standard input: W&B silent, its files in `folder`, no
     key where it needs none.
     """
@@ -137,7 +108,7 @@ def _start(task: str, spec: dict, folder: Path, mode: str, stdout: int = subproc
     with tempfile.TemporaryFile() as text:  # not a pipe: neither process waits for the other to read
         text.write(json.dumps(redact_values(spec)).encode())
         text.seek(0)
-        return start_python_process(["-P", "-c", _CHILD, task], stdin=text, stdout=stdout, cwd=folder, env=env)
+        return start_python_process(["-P", "-c", _CHILD, task], stdin=text, cwd=folder, env=env)
 
 
 def wandb_mirror_mode(mirror: str) -> str:
@@ -157,7 +128,7 @@ def wandb_mirror_mode(mirror: str) -> str:
     return "online" if has_wandb_key() and _DISABLED not in _warned else "offline"
 
 
-def _wandb_installed() -> bool:
+def wandb_installed() -> bool:
     """Return True when wandb can be imported, without importing it. A folder called wandb (W&B leaves such ones) is
     not the package: it has no origin.
     """

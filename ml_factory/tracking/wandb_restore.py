@@ -1,27 +1,31 @@
 """Restore a run from W&B where the workspace has no local state, and replay a local log to W&B.
 
-Every query of the service runs in a child process with a deadline. Downloads are verified like untrusted input: an
-artifact by its content's hash, checkpoints file by file.
+Downloads are verified like untrusted input: an artifact by its content's hash, checkpoints file by file.
 """
 
-import sys
+import os
+import signal
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ml_factory.errors import FactoryError, SettingsError, WorkspaceError
+from ml_factory.lazy_module import missing_package_error
+from ml_factory.redaction import redact_secrets
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.files import files
-from ml_factory.tracking.run_log import read_log_steps
-from ml_factory.tracking.run_snapshot import RunSnapshot
+from ml_factory.tracking.run_log import SUMMARY, read_log_steps
 from ml_factory.tracking.wandb_process import (
     FINISH_SECONDS,
     INIT_SECONDS,
+    WandbMirrorProcess,
     disable_wandb,
-    run_wandb_query,
+    start_wandb_process,
+    wandb_installed,
     wandb_mirror_mode,
 )
-from ml_factory.tracking.wandb_sync import CHECKPOINTS, artifact_name
+from ml_factory.tracking.wandb_sync import CHECKPOINTS, RunSnapshot, artifact_name
 
 ANSWER_SECONDS, FETCH_SECONDS = 20.0, 900.0  # for the query whether an artifact exists; for its download
 
@@ -38,18 +42,29 @@ def restore_from_wandb(
 
     Raises WorkspaceError when W&B does not answer, CheckpointError for a damaged download.
     """
+    if not wandb_installed():
+        raise missing_package_error("wandb")
     names = {artifact_name(kind, run_id): kind for kind in (*kinds, *([CHECKPOINTS] if snapshot else []))}
-    with tempfile.TemporaryDirectory() as folder:
-        spec = {"folder": folder, "answer_seconds": ANSWER_SECONDS, "files": False, "names": list(names)}
-        found = run_wandb_query("fetch", spec, Path(folder), ANSWER_SECONDS, "online")["found"]
-        if not found:
-            return ""
-        run_wandb_query("fetch", {**spec, "files": True, "names": [found]}, Path(folder), FETCH_SECONDS, "online")
-        if names[found] == CHECKPOINTS:
-            snapshot.restore(Path(folder))
-        else:
-            registry.import_artifact(Path(folder))
-    return names[found]
+    with tempfile.TemporaryDirectory() as place:
+        folder, answered = Path(place) / "files", Path(place) / "answer"
+        folder.mkdir()
+        spec = {"folder": str(folder), "answer": str(answered), "names": list(names)}
+        spec |= {"answer_seconds": ANSWER_SECONDS, "fetch_seconds": FETCH_SECONDS}
+        process = start_wandb_process("fetch", spec, Path(place), "online")
+        try:
+            process.wait(ANSWER_SECONDS + FETCH_SECONDS + 60)  # its own deadlines are shorter
+        finally:
+            with suppress(ProcessLookupError):  # with what it has started
+                os.killpg(process.pid, signal.SIGKILL)
+        answer = files.read_json_or_none(answered) or {"error": "no answer in time"}
+        if "error" in answer:
+            raise WorkspaceError("W&B did not answer the query", got=redact_secrets(str(answer["error"])))
+        kind = names.get(answer["found"], "")
+        if kind == CHECKPOINTS and snapshot is not None:
+            snapshot.restore(folder)
+        elif kind:
+            registry.import_artifact(folder)
+        return kind
 
 
 def try_restore_from_wandb(
@@ -81,16 +96,22 @@ def replay_log_to_wandb(folder: Path, run_id: str = "", mirror: str = "auto") ->
     mode = wandb_mirror_mode(mirror)
     if mode == "off":
         raise SettingsError("W&B is switched off", where="ML_FACTORY_WANDB or WANDB_MODE", next_step="unset it")
+    if not wandb_installed():
+        raise missing_package_error("wandb")
     folder = Path(folder).absolute()
     rows = read_log_steps(folder)
     if not rows:
         raise WorkspaceError("This run has no log", where=folder, next_step="name a folder under results/{SYMBOL}")
-    stored = [files.read_json_or_none(folder / name) for name in ("run.json", "summary.json")]
+    stored = [files.read_json_or_none(folder / name) for name in ("run.json", SUMMARY)]
     run, end = (one if isinstance(one, dict) else {} for one in stored)
-    spec = {
-        "run_id": run_id or run.get("run_id") or folder.parent.name, "settings": run.get("settings", {}),
-        "summary": end.get("summary", {}), "folder": str(folder), "local": str(folder), "attempt": [sys.maxsize, ""],
-        "mode": mode, "init_seconds": INIT_SECONDS, "snapshot": None,
-    }  # fmt: skip
-    answer = run_wandb_query("replay", spec, folder, INIT_SECONDS + FINISH_SECONDS, mode)
-    return {"run": answer["run"], "steps": len(rows), "mode": mode, "folder": answer["folder"]}
+    name = run_id or run.get("run_id") or folder.parent.name
+    spec = {"run_id": name, "settings": run.get("settings", {}), "folder": str(folder), "snapshot": None}
+    process = WandbMirrorProcess.start(mode, folder, "replay", spec | {"attempt": "~"})  # after every attempt
+    if process is not None:
+        process.end({"status": "finished", "summary": end.get("summary", {})}, 0)
+    if process is None or not process.wait(INIT_SECONDS + FINISH_SECONDS):
+        raise WorkspaceError("W&B did not take the log", where=folder, got=process and process.status())
+    for leftover in folder.glob("mirror-replay.*"):
+        leftover.unlink()
+    where = max(folder.glob("wandb/*run-*"), default=folder)
+    return {"run": name, "steps": len(rows), "mode": mode, "folder": str(where)}

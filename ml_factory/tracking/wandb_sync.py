@@ -1,27 +1,30 @@
 """What processes of their own do at W&B: follow a run's log, each step once and in order, upload its checkpoints and
-artifacts, download them, and replay a whole log.
+artifacts, and download them.
 """
 
+import fnmatch
 import importlib
 import json
+import math
 import os
 import re
 import signal
 import sys
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from ml_factory.errors import FactoryError, FileError
+from ml_factory.checkpoints.checkpoint_file import verify_checkpoint
+from ml_factory.checkpoints.checkpoint_folder import CheckpointFolder
+from ml_factory.errors import CheckpointError, FactoryError, FileError
 from ml_factory.redaction import redact_secrets
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import parse_json
 from ml_factory.storage.stored_paths import stored_path
-from ml_factory.tracking.run_log import RunLogAttempt, parse_log_lines, read_log_steps
-from ml_factory.tracking.run_snapshot import RunSnapshot
+from ml_factory.tracking.run_log import parse_log_lines, read_log_steps
+from ml_factory.tracking.wandb_process import READY
 
 POLL_SECONDS = 0.5
 # Until the first checkpoint is uploaded to a service that answers, and between two; offline only the last one.
@@ -35,6 +38,55 @@ TAKEN_OVER = "taken over"
 _ILLEGAL_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
 
 
+@dataclass(frozen=True)
+class RunSnapshot:
+    """Files from which an unfinished run resumes.
+
+    Parameters
+    ----------
+    run : its id.
+    checkpoints : folder of all runs' checkpoints.
+    parts, pattern : folder and names of the files that finished parts leave (fold-lstm-1-of-5.state ...).
+    """
+
+    run: str
+    checkpoints: str
+    parts: str
+    pattern: str
+
+    def files(self) -> dict[str, Path]:
+        """Return name -> path of the newest intact checkpoint of each phase, and of all parts. Raises WorkspaceError
+        where the disk refuses.
+        """
+        found, folder = {}, CheckpointFolder(self.checkpoints, 1)
+        for phase in folder.phases(self.run):
+            for info in folder.infos(self.run, phase):
+                with suppress(CheckpointError):  # torn, or overwritten just now: the one before is tried
+                    verify_checkpoint(Path(info["path"]))
+                    found[f"{phase}.ckpt"] = Path(info["path"])
+                    break
+        names = fnmatch.filter(files.names(self.parts), self.pattern)
+        return found | {name: Path(self.parts) / name for name in names}
+
+    def restore(self, folder: Path) -> None:
+        """Copy downloaded files to their places, where nothing is yet.
+
+        Everything is verified first. Raises CheckpointError where a checkpoint is damaged or another run's.
+        """
+        copies = {}
+        for path in folder.iterdir():
+            if path.match(self.pattern):
+                copies[stored_path(self.parts, path.name)] = path
+                continue
+            info = verify_checkpoint(path)
+            if info["run"] != self.run:
+                raise CheckpointError("This is the checkpoint of another run", where=path.name, got=info["run"])
+            copies[stored_path(Path(self.checkpoints) / self.run, f"{info['phase']}.0.ckpt")] = path
+        for target, path in copies.items():
+            if not files.is_file(target):
+                files.write(target, files.read(path))
+
+
 class WandbSync:
     """Sync of one attempt's log to W&B as it grows.
 
@@ -42,12 +94,12 @@ class WandbSync:
     ----------
     wandb : the module, or a stand-in.
     spec : description of the run, as `tracker.Tracker` passes it to its mirror.
-    set_deadline : (seconds or None, reason), as of `DeadlineWatchdog`, for the next operations.
+    set_deadline : (seconds or None, reason), as of `set_deadline`, for the next operations.
     """
 
     def __init__(self, wandb, spec: dict, set_deadline: Callable = lambda seconds, reason: None):
         self._wandb, self._spec, self._set_deadline = wandb, spec, set_deadline
-        self._folder, self._attempt = Path(spec["folder"]), RunLogAttempt(*spec["attempt"])
+        self._folder, self._attempt = Path(spec["folder"]), spec["attempt"]
         self._online, self._offset = spec["mode"] == "online", 0
         self._sent: dict = {}
         self._send_at = time.monotonic() + FIRST_SECONDS
@@ -97,11 +149,11 @@ class WandbSync:
                 last_step = row["step"]
         return last_step
 
-    def log_artifact(self, name: str, kind: str, files: Iterable[str | Path], metadata: dict) -> None:
-        """Log an artifact of these files."""
+    def log_artifact(self, name: str, kind: str, files: Mapping[str, str | Path], metadata: dict) -> None:
+        """Log an artifact of these files, name -> path."""
         artifact = self._wandb.Artifact(name, type=kind, metadata=metadata)
-        for file in files:
-            artifact.add_file(str(file), name=Path(file).name)
+        for file, path in files.items():
+            artifact.add_file(str(path), name=file)
         self.run.log_artifact(artifact)
 
     def upload_checkpoints(self) -> None:
@@ -109,25 +161,23 @@ class WandbSync:
         be read is left for the next time.
         """
         self._send_at = time.monotonic() + (CHECKPOINT_SECONDS if self._sent else FIRST_SECONDS)
-        with suppress(FactoryError, OSError), tempfile.TemporaryDirectory(dir=self._spec["local"]) as folder:
-            content = self._snapshot.content() if self._snapshot is not None else {}
-            if content and content != self._sent:
-                packed = self._snapshot.pack(Path(folder))
-                self.set_transfer_deadline(packed)
+        with suppress(FactoryError, OSError):
+            found = self._snapshot.files() if self._snapshot is not None else {}
+            stamps = {name: (path, os.stat(path).st_mtime_ns) for name, path in found.items()}
+            if found and stamps != self._sent:
+                self.set_transfer_deadline(found.values())
                 self.delete_old_checkpoints(KEPT_VERSIONS)
-                self.log_artifact(self._checkpoints, CHECKPOINTS, packed, {"run": self._spec["run_id"]})
+                self.log_artifact(self._checkpoints, CHECKPOINTS, found, {"run": self._spec["run_id"]})
                 self._set_deadline(None, "")
-                self._sent, self._send_at = content, time.monotonic() + CHECKPOINT_SECONDS
+                self._sent, self._send_at = stamps, time.monotonic() + CHECKPOINT_SECONDS
 
     def delete_old_checkpoints(self, keep: int) -> None:
         """Delete all but the newest `keep` versions of the run's checkpoints at W&B, which keeps every one: a night's
         training would leave forty. One with an alias of the user stays; what the service refuses is left there.
         """
         with suppress(self._wandb.Error, ValueError, RuntimeError, OSError):
-            api = self._wandb.Api(overrides={"project": PROJECT}, timeout=QUERY_SECONDS) if self._online else None
-            if api is None or not api.artifact_exists(f"{PROJECT}/{self._checkpoints}:latest"):
-                return
-            found = list(api.artifacts(CHECKPOINTS, f"{PROJECT}/{self._checkpoints}"))
+            api = self._wandb.Api(overrides={"project": PROJECT}, timeout=QUERY_SECONDS)
+            found = list(api.artifacts(CHECKPOINTS, f"{PROJECT}/{self._checkpoints}")) if self._online else []
             found.sort(key=lambda version: int(version.version.removeprefix("v")), reverse=True)
             for version in found[keep:]:
                 if not set(version.aliases) - {"latest"}:
@@ -140,57 +190,34 @@ class WandbSync:
 
     def _new_records(self) -> list[dict]:
         """Return the records of this attempt that were not read yet, up to the last complete line."""
-        path = self._folder / self._attempt.file_name
+        path = self._folder / self._attempt
         data = files.read(path)[self._offset :] if path.is_file() else b""
         self._offset += data.rfind(b"\n") + 1
         return parse_log_lines(data, path)
 
 
-class DeadlineWatchdog:
-    """Kills the mirror process, with every process it started, when a deadline passes."""
-
-    def __init__(self, status: Path):
-        self._status, self._deadline, self._reason = status, None, ""
-        threading.Thread(target=self._watch, daemon=True).start()
-
-    def set_deadline(self, seconds: float | None, reason: str) -> None:
-        self._deadline, self._reason = None if seconds is None else time.monotonic() + seconds, reason
-
-    def _watch(self) -> None:
-        while True:
-            time.sleep(0.2)
-            if self._deadline is not None and time.monotonic() > self._deadline:
-                self._status.write_text(self._reason)
-                os.killpg(os.getpgrp(), signal.SIGKILL)
-
-
 def run_task(task: str, text: str) -> None:
-    """Run "mirror", "fetch" or "replay" in a child process; the last two print an answer, or the error, as JSON.
-
-    text : arguments of the task as JSON.
-    """
+    """Run "mirror" or "fetch" in a child process. text : arguments of the task as JSON."""
     spec = json.loads(text)
-    if task == "mirror":
-        _mirror(spec)
-        return
-    try:
-        answer = {"fetch": _fetch, "replay": _replay}[task](spec)
-    except Exception as error:  # noqa: BLE001 - any failure is reported to the parent
-        answer = {"error": redact_secrets(f"{type(error).__name__}: {error}")[:500]}
-    print(json.dumps(answer), flush=True)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    (_mirror if task == "mirror" else _fetch)(spec)
 
 
 def _mirror(spec: dict) -> None:
     """Follow the log into W&B until the run has ended or the parent is gone."""
     status, end = Path(spec["status"]), Path(spec["end"])
     sys.excepthook = lambda kind, error, trace: status.write_text(redact_secrets(f"{kind.__name__}: {error}")[:500])
-    watchdog = DeadlineWatchdog(status)
-    watchdog.set_deadline(spec["init_seconds"], "W&B did not answer")
+
+    def set_deadline(seconds: float | None, reason: str) -> None:
+        """Let the kernel end this process after `seconds`, also where the client hangs; None: no more."""
+        status.write_text(reason or READY)
+        signal.alarm(0 if seconds is None else math.ceil(seconds))
+
+    set_deadline(spec["init_seconds"], "W&B did not answer")
     with suppress(OSError):
         os.nice(10)
-    sync = WandbSync(_import_wandb(), spec, watchdog.set_deadline)
-    watchdog.set_deadline(None, "")
-    status.write_text("ready")
+    sync = WandbSync(_import_wandb(), spec, set_deadline)
+    set_deadline(None, "")
     sync.follow_log(lambda: end.exists() or os.getppid() != spec["parent"])
     try:
         record = parse_json(files.read(end), finite=False)
@@ -199,7 +226,7 @@ def _mirror(spec: dict) -> None:
     payloads = record.get("artifacts", [])
     if not payloads and record["status"] != TAKEN_OVER:  # another session uploads its own checkpoints
         sync.upload_checkpoints()
-    sync.set_transfer_deadline(path for payload in payloads for path in payload["files"])
+    sync.set_transfer_deadline(path for payload in payloads for path in payload["files"].values())
     for payload in payloads:
         sync.log_artifact(**payload)
     sync.run.summary.update(record["summary"])
@@ -208,26 +235,24 @@ def _mirror(spec: dict) -> None:
         sync.delete_old_checkpoints(0)
 
 
-def _fetch(spec: dict) -> dict:
-    """Return the first of these artifacts that W&B has, {"found": name or ""}; download its files with "files"."""
-    api = _import_wandb().Api(overrides={"project": PROJECT}, timeout=int(spec["answer_seconds"]))
-    found = next((name for name in spec["names"] if api.artifact_exists(f"{PROJECT}/{name}:latest")), "")
-    if found and spec["files"]:
-        artifact = api.artifact(f"{PROJECT}/{found}:latest")
-        for name in artifact.manifest.entries:
-            stored_path(spec["folder"], name)  # raises FileError for one that leads out of the folder
-        artifact.download(root=spec["folder"])
-    return {"found": found}
-
-
-def _replay(spec: dict) -> dict:
-    """Log the whole record to W&B."""
-    sync = WandbSync(_import_wandb(), spec)
-    sync.log_earlier_steps(sys.maxsize)
-    sync.run.summary.update(spec["summary"])
-    where = str(Path(sync.run.dir).parent)
-    sync.run.finish()
-    return {"run": sync.run.id, "folder": where}
+def _fetch(spec: dict) -> None:
+    """Download the first of these artifacts that W&B has; write {"found": its name or ""}, or {"error": ...}, to the
+    file `answer`.
+    """
+    try:
+        signal.alarm(math.ceil(spec["answer_seconds"]))
+        api = _import_wandb().Api(overrides={"project": PROJECT}, timeout=int(spec["answer_seconds"]))
+        found = next((name for name in spec["names"] if api.artifact_exists(f"{PROJECT}/{name}:latest")), "")
+        if found:
+            signal.alarm(math.ceil(spec["fetch_seconds"]))
+            artifact = api.artifact(f"{PROJECT}/{found}:latest")
+            for name in artifact.manifest.entries:
+                stored_path(spec["folder"], name)  # raises FileError for one that leads out of the folder
+            artifact.download(root=spec["folder"])
+        answer = {"found": found}
+    except Exception as error:  # noqa: BLE001 - any failure is reported to the parent
+        answer = {"error": redact_secrets(f"{type(error).__name__}: {error}")[:500]}
+    Path(spec["answer"]).write_text(json.dumps(answer))
 
 
 def _import_wandb():

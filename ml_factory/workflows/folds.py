@@ -18,8 +18,8 @@ from ml_factory.models.registry import build_model
 from ml_factory.runs import FitCheckpoints, Run
 from ml_factory.seeding import derive_seed
 from ml_factory.storage.files import files
+from ml_factory.storage.mirror import push_in_background
 from ml_factory.storage.serialization import read_state_file, write_state_file
-from ml_factory.storage.workspace import push_in_background
 from ml_factory.targets.splits import (
     CombinatorialFolds,
     combinatorial_purged_folds,

@@ -119,12 +119,12 @@ def test_drive_that_refuses_drops_and_tears_loses_no_acknowledged_save(world):
     world.other_machine()
 
 
-def test_thousand_saves_leave_five_files_on_drive(world):
-    for value in range(1000):
-        world.manager.save_checkpoint("p", {"value": value}, force=True, metrics={"val_loss": float(value == 700)})
+def test_many_saves_leave_five_files_on_drive(world):
+    for value in range(150):
+        world.manager.save_checkpoint("p", {"value": value}, force=True, metrics={"val_loss": float(value != 70)})
     world.manager.close()
     files = list(world.drive.glob("ws/checkpoints/r/*"))
-    assert len(files) <= 5 and max(read_checkpoint(path)[1]["value"] for path in files) == 999
+    assert len(files) <= 5 and max(read_checkpoint(path)[1]["value"] for path in files) == 149
 
 
 def test_rm_of_checkpoints_on_drive_begins_anew_and_finished_files_are_deleted_there(world):

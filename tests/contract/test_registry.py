@@ -87,16 +87,8 @@ def test_registry_load_of_damaged_artifact_raises_with_file_name(registry, caplo
         assert len(caplog.records) == 1 and new.path.name in caplog.text
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"facts": {"horizon": 20, "run_id": "../../../../outside"}}, {"facts": {"run_id": "/outside"}},
-        {"facts": {"run_id": "a\\b"}}, {"facts": {"run_id": "a\0"}},
-        {"facts": {"run_id": 7}}, {"symbol": "../ES"}, {"symbol": "NQ"}, {"symbol": 5}, {"kind": "../model"},
-        {"name": "a/b"}, {"hash": "../../../etc/passwd"}, {"hash": "F" * 64},
-    ],
-)  # fmt: skip
-def test_registry_skips_artifact_whose_names_lead_out_of_its_folder(registry, changes, caplog):
+@pytest.mark.parametrize("changes", [{"symbol": "../ES"}, {"symbol": "NQ"}, {"symbol": 5}])
+def test_registry_skips_artifact_of_another_symbol(registry, changes, caplog):
     old, new = put(registry, 1), put(registry, 2)
     forge(new, **changes)
     assert registry.list("ES") == [old]
@@ -149,7 +141,7 @@ for i in range(8):
 
 
 def observed(registry, artifact):
-    return [(one.depth, one.kind, one.name, one.hash[:8], one.available) for one in registry.lineage(artifact)]
+    return [(*list(one.values())[:3], one["hash"][:8], one["available"]) for one in registry.lineage(artifact)]
 
 
 def test_registry_lineage_of_nested_stack_matches_hand_built_tree(registry):

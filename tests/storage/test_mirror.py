@@ -1,8 +1,13 @@
-"""A bucket's mirror against a real server of the GCS protocol: two machines, deaths in between, damage on the way."""
+"""The working copy of a workspace on a mount or in a bucket: two machines, deaths in between, damage on the way.
+
+The bucket is a real server of the GCS protocol. What does not depend on the remote is tested on the mount, the quicker.
+"""
 
 import json
+import os
 import shutil
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -21,53 +26,53 @@ def write(mirror: Mirror, name: str, data: bytes) -> None:
 
 
 @pytest.fixture
-def machines(gcs_bucket, tmp_path):  # noqa: F811
+def drive(monkeypatch, tmp_path):
+    """(the mounted folder, the mirrors of two machines)"""
+    monkeypatch.setenv("ML_FACTORY_MOUNTS", str(tmp_path / "drive"))
+    place = tmp_path / "drive/ws"
+    return place, Mirror(str(place), tmp_path / "one"), Mirror(str(place), tmp_path / "two")
+
+
+@pytest.fixture
+def machines(drive):
+    return drive[1:]
+
+
+@pytest.fixture
+def bucket(gcs_bucket, tmp_path):  # noqa: F811
     return Mirror(gcs_bucket, tmp_path / "one"), Mirror(gcs_bucket, tmp_path / "two")
 
 
-def test_bucket_mirror_pushed_files_are_pulled_once_by_other_machine(machines):
-    one, two = machines
+def refuse(*_):
+    raise WorkspaceError("no right to write")
+
+
+# ---------------------------------------------------------------- what each remote does
+
+
+@pytest.mark.parametrize("remote", ["drive", "bucket"])
+def test_pushed_files_are_pulled_once_by_other_machine(remote, request):
+    one, two = request.getfixturevalue(remote)[-2:]
     write(one, "models/MES/a/state.safetensors", bytes(range(256)) * 20_000)
     write(one, "models/MES/a/artifact.json", b'{"hash": "x"}')
     write(one, "raw/MES_1m.parquet", b"bars")
     names = ("models/MES/a/state.safetensors", "raw/MES_1m.parquet", "models/MES/a/artifact.json")
-    assert one.push().pushed == names
+    assert one.push().pushed == names  # the small file that refers to others comes last
     assert two.pull().pulled == names
     for name in names:
         assert (two.folder / name).read_bytes() == (one.folder / name).read_bytes()
     again = two.pull(), two.push(), one.push(), one.pull()
     assert not any(step.pulled or step.pushed or step.removed for step in again)
-
-
-def test_bucket_mirror_push_and_pull_move_given_prefix_only(machines):
-    one, two = machines
-    for symbol in ("MES", "MGC"):
-        write(one, f"data/processed/{symbol}/part.npy", symbol.encode())
-    one.push("data/processed/MES/")
-    assert two.pull().pulled == ("data/processed/MES/part.npy",)
+    write(two, names[2], b"changed")
+    assert two.push().pushed == names[2:] and one.pull().pulled == names[2:]
+    write(one, names[2], b"theirs")
     one.push()
-    assert two.pull("data/processed/MES/").pulled == ()
-    assert two.pull("data/processed/MGC/").pulled == ("data/processed/MGC/part.npy",)
+    write(two, names[2], b"mine, not pushed yet")
+    assert two.pull().pulled == () and (two.folder / names[2]).read_bytes() == b"mine, not pushed yet"
 
 
-def test_bucket_mirror_propagates_changes_and_removals(machines):
-    one, two = machines
-    write(one, "results/a.json", b"1")
-    write(one, "results/b.npy", b"2")
-    one.push()
-    two.pull()
-    write(two, "results/a.json", b"changed")
-    files.remove(two.folder / "results/b.npy")
-    moved = two.push()
-    assert (moved.pushed, moved.removed) == (("results/a.json",), ("results/b.npy",))
-    moved = one.pull()
-    assert (moved.pulled, moved.removed) == (("results/a.json",), ("results/b.npy",))
-    assert (one.folder / "results/a.json").read_bytes() == b"changed"
-    assert not (one.folder / "results/b.npy").exists()
-
-
-def test_bucket_mirror_keeps_objects_whose_local_files_are_missing_and_brings_them_back(machines):
-    one, two = machines
+def test_bucket_loses_what_was_removed_and_keeps_what_is_only_missing(bucket):
+    one, two = bucket
     for name in ("a.npy", "old/b.npy", "old/c.json"):
         write(one, f"results/{name}", name.encode())
     one.push()
@@ -76,272 +81,14 @@ def test_bucket_mirror_keeps_objects_whose_local_files_are_missing_and_brings_th
     assert one.pull().pulled == ("results/a.npy", "results/old/b.npy", "results/old/c.json")
     files.remove_folder(one.folder / "results/old")
     assert one.push().removed == ("results/old/b.npy", "results/old/c.json") and len(two.pull().removed) == 2
+    assert not (two.folder / "results/old/b.npy").exists()
     write(one, "results/old/b.npy", b"again")
     one.push()
     (one.folder / "results/old/b.npy").unlink()  # removed long ago, and now only missing
     assert one.push().removed == () and two.pull().pulled == ("results/old/b.npy",)
 
 
-def test_bucket_mirror_pull_keeps_a_local_file_that_was_never_pushed(machines, caplog):
-    one, two = machines
-    write(one, "results/a.json", b"theirs")
-    write(one, "results/same.json", b"same")
-    one.push()
-    write(two, "results/a.json", b"mine")
-    write(two, "results/same.json", b"same")
-    two.pull()
-    assert (two.folder / "results/a.json").read_bytes() == b"theirs"
-    assert (two.folder / "results/a.json.kept").read_bytes() == b"mine" and "a.json.kept" in caplog.text
-    assert not (two.folder / "results/same.json.kept").exists() and two.push().pushed == ()
-
-
-def test_bucket_mirror_pull_keeps_locally_changed_file(machines):
-    one, two = machines
-    write(one, "results/a.json", b"first")
-    one.push()
-    two.pull()
-    write(one, "results/a.json", b"theirs")
-    one.push()
-    write(two, "results/a.json", b"mine, not pushed yet")
-    assert two.pull().pulled == ()
-    assert (two.folder / "results/a.json").read_bytes() == b"mine, not pushed yet"
-
-
-def test_bucket_mirror_killed_push_leaves_no_manifest_with_missing_parts(machines, monkeypatch):
-    one, two = machines
-    for part in range(3):
-        write(one, f"set/part-{part}.npy", bytes(1000 + part))
-    write(one, "set/manifest.json", json.dumps([f"set/part-{part}.npy" for part in range(3)]).encode())
-    for deaths in range(4):
-        sent = []
-
-        def send(name, path, original=one.remote.put, sent=sent, deaths=deaths):
-            if len(sent) == deaths:
-                raise WorkspaceError("the machine is gone")
-            sent.append(name)
-            return original(name, path)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(one.remote, "put", send)
-            with pytest.raises(WorkspaceError, match="gone"):
-                one.push()
-        two.pull()
-        manifest = two.folder / "set/manifest.json"
-        assert not manifest.exists() or all((two.folder / name).exists() for name in json.loads(manifest.read_bytes()))
-        assert manifest.exists() is False
-    assert len(one.push().pushed) == 4  # nothing is known to be level before the pass is over
-    two.pull()
-    assert (two.folder / "set/part-2.npy").read_bytes() == bytes(1002)
-
-
-def test_bucket_mirror_pull_of_damaged_copy_raises_and_keeps_file(machines, monkeypatch):
-    one, two = machines
-    write(one, "results/a.npy", b"good" * 100)
-    one.push()
-    two.pull()
-    write(one, "results/a.npy", b"new!" * 100)
-    one.push()
-
-    def torn(key, target):
-        with open(target, "wb") as file:
-            file.write(b"new!" * 50)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(two, "remote", Bucket(two.address))
-        two.remote.may_drop_files = False
-        patch.setattr(two.remote._files, "get_file", torn)
-        with pytest.raises(WorkspaceError, match="not what the workspace holds"):
-            two.pull()
-    assert (two.folder / "results/a.npy").read_bytes() == b"good" * 100
-    assert two.pull().pulled == ("results/a.npy",)
-
-
-@pytest.mark.parametrize("times", [1, 2])
-def test_bucket_mirror_pull_of_file_changed_in_transfer_gets_newest_content(machines, monkeypatch, times):
-    """One machine writes while another pulls."""
-    one, two = machines
-    beats = iter(range(times))
-
-    def beat():
-        if next(beats, None) is not None:
-            write(one, "results/a.json", (one.folder / "results/a.json").read_bytes() + b".")
-            one.push()
-
-    write(one, "results/a.json", b"beat")
-    one.push()
-    get = two.remote.get
-    monkeypatch.setattr(two.remote, "get", lambda *given, **named: (beat(), get(*given, **named)))
-    assert two.pull().pulled == ("results/a.json",)
-    assert (two.folder / "results/a.json").read_bytes() == b"beat" + b"." * times
-    assert two.pull().pulled == ()
-
-
-def test_bucket_mirror_pull_skips_names_outside_workspace(machines, tmp_path, monkeypatch):
-    """GCS allows any name; the emulator does not, so its listing is patched to return what the real one might."""
-    one, two = machines
-    write(one, "kept.npy", b"1")
-    one.push()
-    two.remote = Bucket(two.address)
-    two.remote.may_drop_files = False
-    found = two.remote._files.find(two.remote._prefix, detail=True)
-    facts = found[f"{two.remote._prefix}/kept.npy"]
-    names = ("../outside", "a/../../outside", "/etc/x", "results/.hidden", "a\\..\\..\\outside", "C:outside",
-             "a/b\0c", "a//b", "./a", "a/..")  # fmt: skip
-    evil = {f"{two.remote._prefix}/{name}": facts for name in names}
-    monkeypatch.setattr(two.remote._files, "find", lambda prefix, detail: evil | found)
-    assert two.pull().pulled == ("kept.npy",)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
-
-
-def test_bucket_mirror_pull_does_not_write_through_symbolic_link(machines, tmp_path):
-    one, two = machines
-    write(one, "results/a.npy", b"1")
-    one.push()
-    (tmp_path / "outside").mkdir()
-    (two.folder / "results").symlink_to(tmp_path / "outside")
-    with pytest.raises(WorkspaceError, match="symbolic link"):
-        two.pull()
-    assert not list((tmp_path / "outside").iterdir())
-
-
-@pytest.mark.parametrize("text", ["[]", '{"a.txt": 5, "../x": {"version": 1, "local": 2}}', "{", '{"a": NaN}'])
-def test_bucket_mirror_with_damaged_ledger_compares_all_objects_again(machines, text):
-    one, two = machines
-    write(one, "models/a.txt", b"a")
-    one.push()
-    (two.folder / LEDGER).write_text(text)
-    assert two.pull().pulled == ("models/a.txt",)
-    assert (two.folder / "models" / "a.txt").read_bytes() == b"a"
-
-
-def test_bucket_mirror_background_push_includes_files_added_meanwhile(machines, monkeypatch, caplog):
-    one, two = machines
-    write(one, "checkpoints/slot-1.ckpt", b"first")
-    began, may_go_on, send = threading.Event(), threading.Event(), one.remote.put
-
-    def slow(name, path):
-        began.set()
-        assert may_go_on.wait(30)
-        return send(name, path)
-
-    monkeypatch.setattr(one.remote, "put", slow)
-    one.push_in_background("checkpoints/")
-    assert began.wait(30)
-    write(one, "checkpoints/slot-2.ckpt", b"second")
-    one.push_in_background("checkpoints/")  # returns at once
-    may_go_on.set()
-    assert one._background.wait(30)
-    assert two.pull().pulled == ("checkpoints/slot-1.ckpt", "checkpoints/slot-2.ckpt")
-    began.clear()
-    monkeypatch.setattr(one.remote, "put", lambda name, path: slow(name, path) and _refuse())
-    may_go_on.clear()
-    write(one, "checkpoints/slot-3.ckpt", b"third")
-    one.push_in_background("checkpoints/")
-    may_go_on.set()
-    assert one._background.wait(30)
-    assert "the run goes on" in caplog.text
-
-
-def test_bucket_mirror_background_push_keeps_waiting_requests_of_other_places(machines):
-    one, two = machines
-    may_go_on = threading.Event()
-    one._background.submit(may_go_on.wait)
-    for place in ("checkpoints/", "models/"):
-        write(one, f"{place}a", b"content")
-        one.push_in_background(place)
-        one.push_in_background(place)
-    may_go_on.set()
-    assert one._background.wait(30)
-    assert sorted(two.pull().pulled) == ["checkpoints/a", "models/a"]
-
-
-def slow_checkpoint_uploads(mirror, monkeypatch) -> tuple[threading.Event, threading.Event]:
-    """Make the upload of a checkpoint wait; return (set when one has begun, lets it go on)."""
-    began, may_go_on, send = threading.Event(), threading.Event(), mirror.remote.put
-
-    def slow(name, path):
-        if name.endswith(".ckpt"):
-            began.set()
-            assert may_go_on.wait(30)
-        return send(name, path)
-
-    monkeypatch.setattr(mirror.remote, "put", slow)
-    return began, may_go_on
-
-
-def test_lease_is_pushed_and_pulled_while_large_push_is_under_way(machines, monkeypatch):
-    one, two = machines
-    write(one, "checkpoints/slot-1.ckpt", b"large")
-    began, may_go_on = slow_checkpoint_uploads(one, monkeypatch)
-    one.push_in_background("checkpoints/")
-    assert began.wait(30)
-    mine, theirs = (Mirror(f"{one.address}/checkpoints/leases", m.folder / "checkpoints/leases") for m in machines)
-    write(mine, "unit.json", b"{}")
-    mine.push_in_background()
-    assert mine.wait(30) and theirs.pull().pulled == ("unit.json",)
-    may_go_on.set()
-    assert one.wait(30) and two.pull().pulled == ("checkpoints/slot-1.ckpt",)
-    assert one.push().pushed == ()
-
-
-def _refuse():
-    raise WorkspaceError("no right to write")
-
-
-def test_bucket_mirror_push_skips_slot_overwritten_in_transfer(machines, monkeypatch):
-    one, two = machines
-    for name in ("a", "b", "c"):
-        write(one, f"checkpoints/slot-{name}.ckpt", name.encode())
-    send = one.remote.put
-
-    def overwritten(name, path):
-        if name.endswith("b.ckpt"):
-            write(one, name, b"longer than before")
-            _refuse()
-        return send(name, path)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(one.remote, "put", overwritten)
-        assert one.push().pushed == ("checkpoints/slot-a.ckpt", "checkpoints/slot-c.ckpt")
-    assert one.push().pushed == ("checkpoints/slot-b.ckpt",)
-    two.pull()
-    assert (two.folder / "checkpoints/slot-b.ckpt").read_bytes() == b"longer than before"
-
-
-def test_bucket_mirror_push_skips_locks_and_temporary_files(machines):
-    one, _ = machines
-    for name in ("models/MES/.registry.lock", "checkpoints/r/p/owner.lock", "raw/.MES.parquet.12-3.tmp"):
-        write(one, name, b"x")
-    assert one.push().pushed == ()
-
-
-@pytest.mark.parametrize("url", ["gs://", "s3://bucket/x", "gs:///x", "gs://bucket/../x"])
-def test_bucket_mirror_with_invalid_url_raises(url, tmp_path):
-    with pytest.raises(SettingsError, match="not the address of a bucket"):
-        Mirror(url, tmp_path)
-
-
-def test_bucket_mirror_with_absent_bucket_raises_with_address(machines, tmp_path):
-    mirror = Mirror("gs://absent/mine", tmp_path / "three")
-    write(mirror, "a.npy", b"1")
-    with pytest.raises(WorkspaceError, match=r"refused or did not answer \[gs://absent/mine/a.npy\]"):
-        mirror.push()
-    with pytest.raises(WorkspaceError, match=r"refused or did not answer \[gs://absent/mine\]"):
-        mirror.pull()
-
-
-# ---------------------------------------------------------------- a folder on a mount
-
-
-@pytest.fixture
-def drive(monkeypatch, tmp_path):
-    """Two machines with a mounted folder."""
-    monkeypatch.setenv("ML_FACTORY_MOUNTS", str(tmp_path / "drive"))
-    place = str(tmp_path / "drive/ws")
-    return tmp_path / "drive/ws", Mirror(place, tmp_path / "one"), Mirror(place, tmp_path / "two")
-
-
-def test_mirror_of_mount_moves_files_and_overwrites_checkpoints_in_place(drive, tmp_path):
+def test_drive_keeps_what_is_missing_here_and_checkpoints_are_overwritten_in_place(drive, tmp_path):
     place, one, two = drive
     with CheckpointManager(tmp_path / "local", run="r") as manager:
         for state in ({"first": "longer"}, {"second": 2}):
@@ -355,15 +102,13 @@ def test_mirror_of_mount_moves_files_and_overwrites_checkpoints_in_place(drive, 
         for name in ("checkpoints/r/p.0.ckpt", "models/MES/a/artifact.json"):
             assert (two.folder / name).read_bytes() == (place / name).read_bytes() == content
     assert (place / "checkpoints/r/p.0.ckpt").stat().st_ino == inode
-    again = two.pull(), two.push(), one.push(), one.pull()
-    assert not any(step.pulled or step.pushed or step.removed for step in again)
     files.remove(one.folder / "models/MES/a/artifact.json")
     (one.folder / "checkpoints/r/p.0.ckpt").unlink()  # only missing: it stays there
     assert one.push().removed == ("models/MES/a/artifact.json",)
     assert not (place / "models/MES/a/artifact.json").exists() and (place / "checkpoints/r/p.0.ckpt").exists()
 
 
-def test_mirror_of_mount_pushes_dropped_file_again_and_follows_rm_of_checkpoints(drive):
+def test_drive_gets_dropped_file_again_and_rm_of_checkpoints_is_followed(drive):
     place, one, _ = drive
     names = ("checkpoints/r/p.0.ckpt", "checkpoints/r/p.1.ckpt", "checkpoints/s/p.0.ckpt", "models/MES/a.txt")
     for name in names:
@@ -380,12 +125,225 @@ def test_mirror_of_mount_pushes_dropped_file_again_and_follows_rm_of_checkpoints
     assert one.pull().removed == () and set(one.push().pushed) == set(names[2:])
 
 
-def test_mirror_of_mount_refuses_push_whose_copy_differs(drive, monkeypatch):
-    _, one, two = drive
-    write(one, "checkpoints/r/p.0.ckpt", b"content")
+@pytest.mark.parametrize("remote", ["drive", "bucket"])
+def test_damaged_copy_is_refused_and_the_file_before_stays(remote, request, monkeypatch):
+    one, two = request.getfixturevalue(remote)[-2:]
+    write(one, "checkpoints/r/p.0.ckpt", b"good" * 100)
+    one.push()
     with monkeypatch.context() as patch:
-        patch.setattr(one, "remote", MountedFolder(one.address))
-        patch.setattr(one.remote, "_write", lambda source, place, flags: place.write_bytes(b"conten"))
-        with pytest.raises(WorkspaceError, match="not what the workspace holds"):
+        if remote == "drive":
+            patch.setattr(one, "remote", MountedFolder(one.address))
+            patch.setattr(one.remote, "_write", lambda source, place, flags: place.write_bytes(b"new!" * 50))
+            write(one, "checkpoints/r/p.0.ckpt", b"new!" * 100)
+            with pytest.raises(WorkspaceError, match="not what the workspace holds"):
+                one.push()
+        else:
+            patch.setattr(two, "remote", Bucket(two.address))
+            two.remote.may_drop_files = False
+            patch.setattr(two.remote._files, "get_file", lambda key, target: Path(target).write_bytes(b"good" * 50))
+            with pytest.raises(WorkspaceError, match="not what the workspace holds"):
+                two.pull()
+            assert not (two.folder / "checkpoints/r/p.0.ckpt").exists()
+    assert one.push().pushed == (("checkpoints/r/p.0.ckpt",) if remote == "drive" else ())
+    assert two.pull().pulled == ("checkpoints/r/p.0.ckpt",)
+
+
+def test_bucket_names_outside_workspace_are_skipped(bucket, tmp_path, monkeypatch):
+    """GCS allows any name; the emulator does not, so its listing is patched to return what the real one might."""
+    one, two = bucket
+    write(one, "kept.npy", b"1")
+    one.push()
+    two.remote = Bucket(two.address)
+    two.remote.may_drop_files = False
+    found = two.remote._files.find(two.remote._prefix, detail=True)
+    facts = found[f"{two.remote._prefix}/kept.npy"]
+    names = ("../outside", "a/../../outside", "/etc/x", "results/.hidden", "a\\..\\..\\outside", "C:outside",
+             "a/b\0c", "a//b", "./a", "a/..")  # fmt: skip
+    evil = {f"{two.remote._prefix}/{name}": facts for name in names}
+    monkeypatch.setattr(two.remote._files, "find", lambda prefix, detail: evil | found)
+    assert two.pull().pulled == ("kept.npy",)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+
+
+@pytest.mark.parametrize("url", ["gs://", "s3://bucket/x", "gs:///x", "gs://bucket/../x"])
+def test_invalid_address_of_a_bucket_raises(url, tmp_path):
+    with pytest.raises(SettingsError, match="not the address of a bucket"):
+        Mirror(url, tmp_path)
+
+
+def test_absent_bucket_raises_with_address(bucket, tmp_path):
+    mirror = Mirror("gs://absent/mine", tmp_path / "three")
+    write(mirror, "a.npy", b"1")
+    with pytest.raises(WorkspaceError, match=r"refused or did not answer \[gs://absent/mine/a.npy\]"):
+        mirror.push()
+    with pytest.raises(WorkspaceError, match=r"refused or did not answer \[gs://absent/mine\]"):
+        mirror.pull()
+
+
+# ---------------------------------------------------------------- passes over any remote
+
+
+def test_push_and_pull_move_given_prefix_only_and_no_locks_or_temporary_files(machines):
+    one, two = machines
+    for symbol in ("MES", "MGC"):
+        write(one, f"data/processed/{symbol}/part.npy", symbol.encode())
+    one.push("data/processed/MES/")
+    assert two.pull().pulled == ("data/processed/MES/part.npy",)
+    one.push()
+    assert two.pull("data/processed/MES/").pulled == ()
+    assert two.pull("data/processed/MGC/").pulled == ("data/processed/MGC/part.npy",)
+    for name in ("models/MES/.registry.lock", "checkpoints/r/p/owner.lock", "raw/.MES.parquet.12-3.tmp"):
+        write(one, name, b"x")
+    assert one.push().pushed == ()
+
+
+def test_pull_keeps_a_local_file_that_was_never_pushed(machines, caplog):
+    one, two = machines
+    write(one, "results/a.json", b"theirs")
+    write(one, "results/same.json", b"same")
+    one.push()
+    write(two, "results/a.json", b"mine")
+    write(two, "results/same.json", b"same")
+    two.pull()
+    assert (two.folder / "results/a.json").read_bytes() == b"theirs"
+    assert (two.folder / "results/a.json.kept").read_bytes() == b"mine" and "a.json.kept" in caplog.text
+    assert not (two.folder / "results/same.json.kept").exists() and two.push().pushed == ()
+
+
+def test_killed_push_leaves_no_manifest_with_missing_parts(machines, monkeypatch):
+    one, two = machines
+    for part in range(3):
+        write(one, f"set/part-{part}.npy", bytes(1000 + part))
+    write(one, "set/manifest.json", json.dumps([f"set/part-{part}.npy" for part in range(3)]).encode())
+    for deaths in range(4):
+        sent = []
+
+        def send(name, path, original=one.remote.put, sent=sent, deaths=deaths):
+            if len(sent) == deaths:
+                raise WorkspaceError("the machine is gone")
+            sent.append(name)
+            return original(name, path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(one.remote, "put", send, raising=False)
+            with pytest.raises(WorkspaceError, match="gone"):
+                one.push()
+        two.pull()
+        assert not (two.folder / "set/manifest.json").exists()
+    assert len(one.push().pushed) == 4  # nothing is known to be level before the pass is over
+    two.pull()
+    assert (two.folder / "set/part-2.npy").read_bytes() == bytes(1002)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_pull_of_file_changed_in_transfer_gets_newest_content(bucket, monkeypatch, times):
+    """One machine writes while another pulls."""
+    one, two = bucket
+    beats = iter(range(times))
+
+    def beat():
+        if next(beats, None) is not None:
+            write(one, "results/a.json", (one.folder / "results/a.json").read_bytes() + b".")
             one.push()
-    assert one.push().pushed == ("checkpoints/r/p.0.ckpt",) and two.pull().pulled == ("checkpoints/r/p.0.ckpt",)
+
+    write(one, "results/a.json", b"beat")
+    one.push()
+    get = two.remote.get
+    monkeypatch.setattr(two.remote, "get", lambda *given: (beat(), get(*given)), raising=False)
+    assert two.pull().pulled == ("results/a.json",)
+    assert (two.folder / "results/a.json").read_bytes() == b"beat" + b"." * times
+    assert two.pull().pulled == ()
+
+
+def test_pull_does_not_write_through_symbolic_link(machines, tmp_path):
+    one, two = machines
+    write(one, "results/a.npy", b"1")
+    one.push()
+    (tmp_path / "outside").mkdir()
+    (two.folder / "results").symlink_to(tmp_path / "outside")
+    with pytest.raises(WorkspaceError, match="symbolic link"):
+        two.pull()
+    assert os.listdir(tmp_path / "outside") == []
+
+
+@pytest.mark.parametrize("text", ["[]", '{"a.txt": 5, "../x": {"version": 1, "local": 2}}', "{", '{"a": NaN}'])
+def test_damaged_ledger_lets_all_files_be_compared_again(machines, text):
+    one, two = machines
+    write(one, "models/a.txt", b"a")
+    one.push()
+    (two.folder / LEDGER).write_text(text)
+    assert two.pull().pulled == ("models/a.txt",)
+    assert (two.folder / "models" / "a.txt").read_bytes() == b"a"
+
+
+def test_push_skips_slot_overwritten_in_transfer(machines, monkeypatch):
+    one, two = machines
+    for name in ("a", "b", "c"):
+        write(one, f"checkpoints/slot-{name}.npy", name.encode())
+    send = one.remote.put
+
+    def overwritten(name, path):
+        if name.endswith("b.npy"):
+            write(one, name, b"longer than before")
+            refuse()
+        return send(name, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(one.remote, "put", overwritten, raising=False)
+        assert one.push().pushed == ("checkpoints/slot-a.npy", "checkpoints/slot-c.npy")
+    assert one.push().pushed == ("checkpoints/slot-b.npy",)
+    two.pull()
+    assert (two.folder / "checkpoints/slot-b.npy").read_bytes() == b"longer than before"
+
+
+# ---------------------------------------------------------------- pushes in the background
+
+
+@pytest.fixture
+def slow(machines, monkeypatch):
+    """(the mirrors, set when the upload of a checkpoint has begun, lets it go on)"""
+    began, may_go_on, send = threading.Event(), threading.Event(), machines[0].remote.put
+
+    def wait(name, path):
+        if name.startswith("checkpoints/"):
+            began.set()
+            assert may_go_on.wait(30)
+        return send(name, path)
+
+    monkeypatch.setattr(machines[0].remote, "put", wait, raising=False)
+    return machines, began, may_go_on
+
+
+def test_background_push_includes_files_added_meanwhile_and_a_refusal_is_one_warning(slow, monkeypatch, caplog):
+    (one, two), began, may_go_on = slow
+    write(one, "checkpoints/slot-1.npy", b"first")
+    one.push_in_background("checkpoints/")
+    assert began.wait(30)
+    write(one, "checkpoints/slot-2.npy", b"second")
+    write(one, "models/a", b"other")
+    for place in ("checkpoints/", "models/", "checkpoints/"):  # returns at once
+        one.push_in_background(place)
+    may_go_on.set()
+    assert one.wait(30)
+    assert two.pull().pulled == ("checkpoints/slot-1.npy", "checkpoints/slot-2.npy", "models/a")
+    done = []
+    monkeypatch.setattr(one.remote, "put", refuse, raising=False)
+    write(one, "checkpoints/slot-3.npy", b"third")
+    for _ in range(2):
+        one.push_in_background("checkpoints/", done=lambda: done.append(1))
+        assert not one.wait(30)
+    assert caplog.text.count("the run goes on") == 1 and done == []
+
+
+def test_lease_is_pushed_and_pulled_while_large_push_is_under_way(slow):
+    (one, two), began, may_go_on = slow
+    write(one, "checkpoints/slot-1.npy", b"large")
+    one.push_in_background("checkpoints/")
+    assert began.wait(30)
+    mine, theirs = (Mirror(f"{m.address}/checkpoints/leases", m.folder / "checkpoints/leases") for m in (one, two))
+    write(mine, "unit.json", b"{}")
+    mine.push_in_background()
+    assert mine.wait(30) and theirs.pull().pulled == ("unit.json",)
+    may_go_on.set()
+    assert one.wait(30) and two.pull().pulled == ("checkpoints/slot-1.npy",)
+    assert one.push().pushed == ()

@@ -43,6 +43,11 @@ def steps(folder) -> list[int]:
     return read_log(folder)["step"].tolist()
 
 
+def ended(tracker: Tracker, seconds: float = 30) -> bool:
+    """Wait for the mirror; True when W&B has everything."""
+    return tracker._mirror.wait(seconds)
+
+
 def abandon(tracker: Tracker) -> None:
     """Close the tracker's file as a kill does: the operating system closes it, nothing else happens."""
     tracker._file.close()
@@ -115,9 +120,7 @@ def test_merge_attempts_equals_replay_in_order(attempts):
             truth.setdefault(step, {})[f"m{value % 3}"] = value
             lines.append({"step": step, "time": 0.0, "metrics": {f"m{value % 3}": value}})
         numbered.append((number, lines))
-    rows = run_log.merge_log_attempts(
-        {run_log.RunLogAttempt(number, "0" * 8): lines for number, lines in reversed(numbered)}
-    )
+    rows = run_log.merge_log_attempts(numbered)
     assert [(row["step"], row["metrics"]) for row in rows] == sorted(truth.items())
 
 
@@ -222,7 +225,7 @@ def test_wandb_mirror_logs_each_step_once_in_order(track, fake_wandb):
                 tracker.flush()
                 time.sleep(0.3)
         tracker.finish({"accuracy": 0.5})
-    assert tracker.wait_mirror(30)
+    assert ended(tracker)
     first, *logged, last = calls()
     assert first[:2] == ["init", "run"] and first[2]["mode"] == "offline" and first[2]["config"] == {"lr": 0.1}
     assert first[2]["project"] == "ohlcv-ml-factory"
@@ -242,7 +245,7 @@ def test_wandb_mirror_after_kill_replays_valid_steps(track, fake_wandb):
     for step in (5, 6):
         second.log(step, {"loss": step * 10})
     second.finish()
-    assert second.wait_mirror(30)
+    assert ended(second)
     assert [line[1:] for line in calls()[1:-1]] == [[s, {"loss": s}] for s in range(1, 5)] + [
         [5, {"loss": 50}],
         [6, {"loss": 60}],
@@ -285,7 +288,7 @@ def test_tracker_with_broken_wandb_client_logs_all_steps_without_delay(
     fake_wandb(code)
     tracker = track(mirror="auto")
     assert run_once(tracker) < 1
-    assert not tracker.wait_mirror(30)
+    assert not ended(tracker)
     assert len(caplog.records) == 1 and output in caplog.text
     assert steps(tmp_path / "w") == [1, 2, 3, 4, 5]
 
@@ -340,7 +343,7 @@ def test_tracker_without_wandb_package_warns_once_for_all_runs(track, monkeypatc
         monkeypatch.setattr(sys, "path", [str(tmp_path / "cwd")])
     for _ in range(3):
         tracker = track(mirror="auto")
-        assert run_once(tracker) < 1 and tracker.wait_mirror(0)
+        assert run_once(tracker) < 1
     assert [record.getMessage() for record in caplog.records] == [
         "W&B is not installed: runs are logged locally only (pip install 'ml_factory[track]')"
     ]
@@ -397,7 +400,7 @@ def test_tracker_with_real_wandb_offline_logs_steps_and_writes_no_key(tmp_path, 
         if step == 3:
             tracker.flush()
     tracker.finish({"note": f"the key is {KEY}"})
-    assert tracker.wait_mirror(90)
+    assert ended(tracker, 90)
     lines = spawn(READ, tmp_path / "l").stdout.read().splitlines()
     assert [json.loads(line) for line in lines] == [[step, 1 / step] for step in range(1, 6)]
     assert files_that_hold("[redacted]", tmp_path) and not files_that_hold(KEY, tmp_path)
@@ -412,6 +415,6 @@ def test_tracker_with_real_wandb_and_closed_port_warns_once(tmp_path, monkeypatc
     monkeypatch.setattr(wandb_process, "INIT_SECONDS", 4.0)
     tracker = Tracker("run", {}, tmp_path / "w", tmp_path / "l")
     assert run_once(tracker) < 1
-    assert not tracker.wait_mirror(60)
+    assert not ended(tracker, 60)
     assert len(caplog.records) == 1 and "answer" in caplog.text
     assert steps(tmp_path / "w") == [1, 2, 3, 4, 5] and not files_that_hold(KEY, tmp_path)

@@ -24,11 +24,10 @@ from ml_factory.notebook_suite import find_suite_notebook, run_suite_notebook
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
 from ml_factory.tracking import wandb_process, wandb_restore, wandb_sync
-from ml_factory.tracking.run_snapshot import RunSnapshot
 from ml_factory.tracking.tracker import Tracker
 from ml_factory.tracking.wandb_process import wandb_mirror_mode
 from ml_factory.tracking.wandb_restore import replay_log_to_wandb, restore_from_wandb, try_restore_from_wandb
-from ml_factory.tracking.wandb_sync import WandbSync
+from ml_factory.tracking.wandb_sync import RunSnapshot, WandbSync
 from tests.tracking import wandb_stand_in
 from tests.tracking.metrics_table import read_log
 from tests.tracking.offline_file import READ
@@ -122,7 +121,7 @@ def keep(snapshot: RunSnapshot, tmp_path: Path) -> None:
     tracker = tracker_of(snapshot, tmp_path)
     tracker.log(1, {"loss": 1.0})
     tracker.finish(status="failed")
-    assert tracker.wait_mirror(60)
+    assert tracker._mirror.wait(60)
 
 
 def test_restore_run_restores_last_checkpoints_of_all_phases_and_part_files(tmp_path, service):
@@ -181,7 +180,7 @@ def test_session_that_was_taken_over_uploads_no_checkpoint(tmp_path, service):
         manager.save_checkpoint("p", {"a": 1}, force=True)
         with pytest.raises(LeaseTakenOverError), tracker_of(snapshot_of(manager, tmp_path), tmp_path) as tracker:
             raise LeaseTakenOverError("another session has it")
-        assert tracker.wait_mirror(60) and not (store / "checkpoints-r").exists()
+        assert tracker._mirror.wait(60) and not (store / "checkpoints-r").exists()
 
 
 @pytest.mark.soak
@@ -218,7 +217,7 @@ def test_wandb_sync_uploads_new_checkpoints_at_set_interval(tmp_path, service, m
             return len(calls) > 9
 
         spec = {"run_id": "r", "local": str(tmp_path / "l"), "folder": str(tmp_path / "w"), "mode": "online"}
-        spec |= {"attempt": [1, "0" * 8], "snapshot": vars(snapshot_of(manager, tmp_path)), "settings": {}}
+        spec |= {"attempt": "0001-1-0.jsonl", "snapshot": vars(snapshot_of(manager, tmp_path)), "settings": {}}
         spec |= {"init_seconds": 5, "finish_seconds": 7}
         set_deadline = lambda seconds, reason: deadlines.append(seconds)  # noqa: E731
         WandbSync(wandb, spec, set_deadline).follow_log(over)
@@ -284,7 +283,7 @@ def test_wandb_sync_after_older_checkpoint_logs_each_missing_step_once(tmp_path,
     client = SimpleNamespace(Settings=lambda **named: None, init=lambda **named: run)
     spec = {"run_id": "run", "local": str(tmp_path / "l"), "folder": str(tmp_path / "w"), "mode": "online"}
     spec |= {"settings": {}, "init_seconds": 5, "snapshot": None}
-    WandbSync(client, {**spec, "attempt": list(second._attempt)}).follow_log(lambda: True)
+    WandbSync(client, {**spec, "attempt": second._path.name}).follow_log(lambda: True)
     assert logged == [(step, step) for step in range(known, 10)]
 
 

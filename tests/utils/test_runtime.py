@@ -184,6 +184,7 @@ def wheel(folder: Path, name: str, version: str, *requires: str) -> None:
         archive.writestr(f"{info}/RECORD", "")
 
 
+@pytest.mark.soak
 def test_install_missing_with_real_pip_refuses_replacing_kept_package(tmp_path):
     """One package comes; another would replace a kept one, so pip refuses and the kept one is still there. What is not
     kept and too old for a new package is replaced.
