@@ -78,15 +78,15 @@ def check_units_per_hour(rate: float | None) -> float | None:
     return rate
 
 
-def check_file_exists(path: Path) -> Path:
+def check_file_exists(path: Path, wanted: str = "one Parquet or CSV file") -> Path:
     """Return the path of an existing file. Raises BarsError with the nearest name in its folder."""
     if files.is_file(path):
         return path
     if files.is_folder(path):
-        raise BarsError("Not a file", where=path, wanted="one Parquet or CSV file", next_step="name the file itself")
+        raise BarsError("Not a file", where=path, wanted=wanted, next_step="name the file itself")
     near = difflib.get_close_matches(path.name, files.names(path.parent), n=1)
     step = f"did you mean {near[0]!r}?" if near else "check the path"
-    raise BarsError("No such file", where=path, next_step=step)
+    raise BarsError("No such file", where=path, wanted=wanted, next_step=step)
 
 
 _KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a text", tuple: "several values"}

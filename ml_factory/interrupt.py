@@ -7,6 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
+# Verbs that resume where they were interrupted; the others start again.
+_RESUMED = ("prepare", "train", "cross-validate", "stack", "suite", "run", "audit",
+            *(f"recipe {name}" for name in ("resnet50", "sdce", "t5", "compress")))  # fmt: skip
+
 
 class Interrupted(SystemExit):
     """The process was interrupted. The exit code is 128 + the signal's number, as in shells: 130 or 143."""
@@ -41,7 +45,9 @@ def interrupt_message(number: int, words: Sequence[str]) -> str:
     --fresh is left out of the command: it would open another run instead of resuming this one.
     """
     command = shlex.join(["python", "-m", "ml_factory", *(word for word in words if word != "--fresh")])
-    return f"interrupted by {signal.Signals(number).name}. What was finished is kept; go on with: {command}"
+    resumed = " ".join(words[: 2 if words[:1] == ["recipe"] else 1]) in _RESUMED
+    what = "The same command resumes the run" if resumed else "The same command starts again"
+    return f"interrupted by {signal.Signals(number).name}. {what}: {command}"
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -123,16 +123,10 @@ class RedactedStream:
         self._stream, self._line = stream, ""
 
     def write(self, text: str) -> int:
-        lines, end, self._line = self._ended(self._line + text)
-        if end:
-            self._stream.write(redact_secrets(lines + end))
+        *lines, self._line = re.split(r"(?<=[\n\r])", self._line + text)
+        if lines:
+            self._stream.write(redact_secrets("".join(lines)))
         return len(text)
-
-    @staticmethod
-    def _ended(text: str) -> tuple[str, str, str]:
-        """Split after the last line break or carriage return."""
-        place = max(text.rfind("\n"), text.rfind("\r"))
-        return text[: max(place, 0)], text[place : place + 1] if place >= 0 else "", text[place + 1 :]
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,23 @@ def prepared_template(tmp_path_factory) -> Path:
     ensure_synthetic_demo_market(place, "DEMO", days=8)
     pipeline.prepare(place, "DEMO", (5,), settings=SMALL_DATA)
     return place.root
+
+
+@pytest.fixture(scope="session", autouse=True)
+def undrawn() -> Iterator[Callable]:
+    """Reports hold empty figures, which take most seconds of a small training, unless a test asks for `drawn`."""
+    plot_style = import_module("ml_factory.evaluation.plot_style") if find_spec("matplotlib") else None
+    with pytest.MonkeyPatch.context() as patch:
+        draw = getattr(plot_style, "figure_to_svg", None)
+        if plot_style is not None:
+            patch.setattr(plot_style, "figure_to_svg", lambda figure, name: "<svg></svg>")
+        yield draw
+
+
+@pytest.fixture
+def drawn(undrawn, monkeypatch):
+    """Reports hold their figures."""
+    monkeypatch.setattr("ml_factory.evaluation.plot_style.figure_to_svg", undrawn)
 
 
 @pytest.fixture(autouse=True)

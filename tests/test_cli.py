@@ -18,7 +18,6 @@ import pytest
 from rich.console import Console
 
 from ml_factory import Bundle, cli, cli_output, commands, notebook_suite
-from ml_factory.data.io import write_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import FactoryError
@@ -96,6 +95,41 @@ def test_cli_invalid_horizon_exits_2_and_names_option(verb, call, prepared):
     code, out, err = call(verb, "--workspace", prepared.root, "--horizon", "twenty")
     assert code == 2 and out == "" and "Traceback" not in err
     assert "--horizon" in err and "int" in err
+
+
+WRONG_USAGE = [
+    ("train", "--horizon", "0"), ("train", "--seed", "-1"), ("train", "--model", "xgbost"),
+    ("train", "--symbol", "BTC/USDT"), ("train", "--set", "depth=deep"), ("train", "--set", "no_such=1"),
+    ("cross-validate", "--folds", "1"), ("cross-validate", "--scheme", "purged"),
+    ("cross-validate", "--scheme", "walk_forward_rolling", "--window", "0"), ("stack", "--base-model", "xgbost"),
+    ("stack", "--folds", "1"), ("stack", "--horizon", "0"), ("evaluate", "--horizon", "0"),
+    ("evaluate", "--model", "xgbost"), ("backtest", "--horizon", "0"), ("backtest", "--spread", "-1"),
+    ("plan", "--horizon", "0"), ("plan", "--units-per-hour", "0"), ("predict", "--horizon", "0"),
+    ("predict", "--model", "xgbost"), ("export", "--horizon", "0"), ("export", "--format", "zip"),
+    ("audit", "--horizon", "0"), ("audit", "--model", "xgbost"), ("audit", "--cuts", "0"),
+    ("prepare", "--horizon", "0"), ("prepare", "--calendar", "moon"), ("prepare", "--symbol", "mes"),
+    ("suite", "--horizon", "0"), ("suite", "--seed", "-1"), ("suite", "--symbol", "mes"),
+]  # fmt: skip
+
+
+def test_cli_wrong_values_exit_2_in_one_line_and_write_nothing(call, prepared):
+    there = {path: path.stat().st_mtime_ns for path in prepared.root.rglob("*")}
+    for words in WRONG_USAGE:
+        with_horizon = () if "--horizon" in words else ("--horizon", 5)
+        code, out, err = call(words[0], "--workspace", prepared.root, *with_horizon, *words[1:])
+        assert code == 2 and one_line(code, out, err), words
+        assert {path: path.stat().st_mtime_ns for path in prepared.root.rglob("*")} == there, words
+    code, out, err = call("predict", "--workspace", prepared.root, "--horizon", 5, "--data", "none.csv")
+    assert code == 1 and "No such file" in one_line(code, out, err)
+    assert {path: path.stat().st_mtime_ns for path in prepared.root.rglob("*")} == there
+
+
+@pytest.mark.parametrize("verb", ["prepare", "suite"])
+def test_cli_wrong_values_make_no_workspace(verb, call, tmp_path):
+    for words in (("--horizon", 0), ("--symbol", "mes"), ("--symbol", "MES", "--data", "none.csv")):
+        code, out, err = call(verb, "--workspace", tmp_path / "w", *words)
+        assert code == (1 if "--data" in words else 2) and one_line(code, out, err)
+        assert not list(tmp_path.iterdir()), words
 
 
 def test_cli_symbol_without_bars_exits_1_and_proposes_the_nearest(call, tmp_path):
@@ -290,29 +324,6 @@ def test_cli_export_and_predict_print_run_and_why_it_was_taken(call, prepared, t
     assert Bundle.load(tmp_path / "DEMO-h5-linear.bundle").description["run_id"] == runs[0]
 
 
-def test_cli_predict_with_vendor_bars_stamped_at_end_matches_utc_predictions(call, tmp_path):
-    """What is told to `prepare` about a file is told to `predict` about the next one."""
-    bars = synthetic_bars(days=8, seed=4)
-    write_bars(tmp_path / "utc.parquet", bars)
-    vendor = bars.reset_index()
-    ends = (vendor["timestamp"] + pd.Timedelta(minutes=1)).dt.tz_convert("America/Chicago")
-    vendor["timestamp"] = ends.dt.tz_localize(None)
-    vendor.to_csv(tmp_path / "vendor.csv", index=False)
-    stamped = ("--data", tmp_path / "vendor.csv", "--stamp", "end", "--zone", "America/Chicago")
-    place = ("--workspace", tmp_path / "w", "--symbol", "MES", "--json")
-    assert call("prepare", *place, "--horizon", 5, *stamped, *SMALL_DATA_WORDS)[0] == 0
-    assert pd.read_parquet(Workspace(tmp_path / "w").raw_bars("MES"))["timestamp"].iloc[0] == bars.index[0]
-    assert call("train", *place, "--horizon", 5, "--model", "lightgbm", "--quick")[0] == 0
-    output = {}
-    for name, more in (("own", ()), ("vendor", stamped), ("utc", ("--data", tmp_path / "utc.parquet"))):
-        target = tmp_path / f"{name}.parquet"
-        code, _, err = call("predict", *place, "--horizon", 5, "--model", "lightgbm", "--out", target, *more)
-        assert code == 0, err
-        output[name] = pd.read_parquet(target)
-    pd.testing.assert_frame_equal(output["vendor"], output["own"])
-    pd.testing.assert_frame_equal(output["utc"], output["own"])
-
-
 def test_cli_doctor_with_unknown_colab_tier_reports_it_as_check(call, prepared, monkeypatch):
     monkeypatch.setattr("ml_factory.doctor.on_colab", lambda: True)
     monkeypatch.setenv("ML_FACTORY_COLAB_TIER", "prro")
@@ -480,10 +491,15 @@ HEAVY = (
     "torch", "xgboost", "lightgbm", "catboost", "sklearn", "scipy", "numba", "pandas", "pyarrow", "matplotlib", "wandb",
     "IPython", "papermill", "exchange_calendars", "gcsfs", "fastapi", "uvicorn",
 )  # fmt: skip
-FIRST_ANSWERS = [*((verb, "--help") for verb in VERBS), ("--help",), ("no-such-verb",), ("run", "99")]
+REFUSED_AT_ONCE = [
+    ("train", "--horizon", "0"), ("prepare", "--horizon", "0"), ("suite", "--horizon", "0"), ("train", "--seed", "-1"),
+    ("suite", "--seed", "-1"), ("train", "--symbol", "BTC/USDT"), ("prepare", "--symbol", "mes"),
+    ("prepare", "--symbol", "MES", "--data", "none.csv"),
+]  # fmt: skip
+FIRST_ANSWERS = [*((verb, "--help") for verb in VERBS), ("--help",), ("no-such-verb",), ("run", "99"), *REFUSED_AT_ONCE]
 
 
-def test_cli_help_and_unknown_verb_import_no_heavy_library(tmp_path):
+def test_cli_help_and_refused_arguments_import_no_heavy_library(tmp_path):
     """All in one process; after each answer no heavy module may have been imported."""
     ask = f"""
 import contextlib, io, json, os, sys

@@ -72,12 +72,12 @@ def test_cli_prepare_train_export_predict_and_serve_with_imported_feature(
     monkeypatch.setattr(commands.serving, "server", server)
     fresh()
     code, _, err = call("serve", bundle)
-    assert code == 2 and "no high_over_low" in err and "--import" in err
+    assert code == 2 and "high_over_low" in err and "--import" in err
     code, _, err = call("serve", bundle, "--import", path)
     assert code == 0 and len(loaded) == 1, err
     fresh()
     code, _, err = call("serve", bundle, "--import", own_file("others.py", more=" + 1"))
-    assert code == 2 and "not the one in this bundle" in err
+    assert code == 2 and "not the one the data was prepared with" in err
 
 
 def test_cli_prepare_names_imported_feature_that_it_leaves_out(call, prepared, own_file):

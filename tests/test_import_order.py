@@ -130,12 +130,3 @@ def test_import_ml_factory_loads_no_heavy_package():
     ask = f"import sys, ml_factory; print([name for name in {HEAVY!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_import_models_registry_loads_no_torch_and_no_booster():
-    ask = (
-        "import sys; from ml_factory.models.registry import available_models; available_models()\n"
-        "print([name for name in ('torch', 'xgboost', 'lightgbm', 'catboost') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stdout.strip() == "[]"

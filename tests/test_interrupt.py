@@ -1,12 +1,13 @@
 """Ctrl-C and SIGTERM on the command line: one line that says how the run goes on, and the exit code of a shell."""
 
+import shlex
 import signal
 import threading
 
 import pytest
 
 from ml_factory.commands import pipeline_verbs
-from ml_factory.interrupt import Interrupted, interruptible
+from ml_factory.interrupt import Interrupted, interrupt_message, interruptible
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -27,7 +28,19 @@ def test_cli_train_on_signal_prints_resume_command_and_signal_exit_code(number, 
             signal.signal(one, handler)
     assert (got, out) == (code, "")
     command = f"python -m ml_factory train --symbol MES --workspace '{tmp_path}/two words'"
-    assert err == f"interrupted by {number.name}. What was finished is kept; go on with: {command}\n"
+    assert err == f"interrupted by {number.name}. The same command resumes the run: {command}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "resumed"),
+    [
+        (["predict", "--symbol", "MES"], False), ([], False), (["recipe"], False), (["recipe", "shards", "x"], False),
+        *((["recipe", name, "--fake-data"], True) for name in ("resnet50", "sdce", "t5", "compress")),
+    ],
+)  # fmt: skip
+def test_interrupt_message_states_whether_verb_resumes(words, resumed):
+    what = "The same command resumes the run: " if resumed else "The same command starts again: "
+    assert what + shlex.join(["python", "-m", "ml_factory", *words]) in interrupt_message(signal.SIGINT, words)
 
 
 def test_interruptible_keeps_ignored_signals_and_runs_in_other_threads():

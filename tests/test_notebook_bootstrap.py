@@ -127,19 +127,8 @@ def test_make_colab_writes_eight_notebooks_recipes_and_one_installable_wheel(upl
         here, there = (json.loads(path.read_text())["cells"] for path in (shipped, written_for(shipped, uploaded)))
         assert [one["id"] for one, other in zip(here, there, strict=True) if one != other] == ["bootstrap"]
     (wheel,) = uploaded.glob("*.whl")
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--no-index",
-        "--no-deps",
-        "-q",
-        "--target",
-        tmp_path / "site",
-        wheel,
-    ]
-    subprocess.run(pip, check=True, capture_output=True)
+    options = ["--no-index", "--no-deps", "-q", "--target", tmp_path / "site"]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, wheel], check=True, capture_output=True)
     assert (tmp_path / "site" / "utils" / "colab_setup.py").read_bytes() == (ROOT / "utils/colab_setup.py").read_bytes()
     wanted = {path.relative_to(ROOT).as_posix() for path in (ROOT / "ml_factory").rglob("*.py")}
     assert wanted <= {path.relative_to(tmp_path / "site").as_posix() for path in (tmp_path / "site").rglob("*.py")}

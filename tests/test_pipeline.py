@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow  # so that it begins first
 H = 5
 BOOSTER = {"rounds": 30, "depth": 3, "min_leaf": 5.0}
 NETWORK = {"epochs": 3, "hidden": 4, "lookback": 8, "batch": 128}
-SMALL = {"xgboost": BOOSTER, "lightgbm": BOOSTER, "lstm": NETWORK}
+SMALL = {"xgboost": BOOSTER, "lightgbm": BOOSTER, "catboost": BOOSTER, "lstm": NETWORK}
 P = ["p_short", "p_neutral", "p_long"]
 OTHER_LABELS = DataSpec(features=FEW_COLUMNS, labels=LabelSpec(k_up=2.0))
 NO_SHORT = DataSpec(features=FEW_COLUMNS, labels=LabelSpec(k_down=60.0))
@@ -347,13 +347,17 @@ def test_stack_of_two_models_writes_pooled_predictions_and_report(prepared):
     pipeline.cross_validate(prepared, "DEMO", H, "linear", folds=2, quick=True)
     compared = pipeline.evaluate(prepared, "DEMO", H)
     assert {"stack", "xgboost", "lightgbm"} < set(compared.metrics["name"])
-    assert "linear, 2 folds: gain over" in compared.report_path.read_text()  # the report has the other periods too
+    assert "linear (QUICK), 2 folds: gain over" in compared.report_path.read_text()  # other periods too
+    for folds in prepared.results.glob("DEMO/folds-*/folds.parquet"):
+        folds.write_bytes(b"")
+    page = pipeline.evaluate(prepared, "DEMO", H).report_path.read_text()
+    assert "linear (QUICK): its folds cannot be read" in page
     shutil.rmtree(next(prepared.models.glob("DEMO/model-xgboost-*")))
     with pytest.raises(FactoryError, match=r"base model of the stack is gone: xgboost.*stack again"):
         pipeline.predict(prepared, "DEMO", H, "stack")
 
 
-def test_report_is_self_contained_and_lists_all_models(finished):
+def test_report_is_self_contained_and_lists_all_models(finished, drawn):
     result = pipeline.evaluate(finished, "DEMO", H)
     assert result.report_path == finished.results / "report.html"
     assert set(result.metrics["name"]) == {"xgboost", "lstm", *BASELINES}
@@ -369,7 +373,8 @@ def test_report_is_self_contained_and_lists_all_models(finished):
     assert "Learning" in page
 
 
-def test_train_without_one_class_gives_finite_predictions_and_no_verdict(prepared, monkeypatch, model="xgboost"):
+@pytest.mark.parametrize("model", ["xgboost", "lightgbm", "catboost"])
+def test_train_without_one_class_gives_finite_predictions_and_no_verdict(prepared, monkeypatch, model):
     """As a fold may: `prepare` refuses such rows, so its check is taken out here. No verdict is given on them."""
     monkeypatch.setattr(prepare, "check_class_sufficiency", lambda *_: None)
     result = pipeline.prepare(prepared, "DEMO", (H,), settings=NO_SHORT)

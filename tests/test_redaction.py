@@ -52,19 +52,7 @@ def test_redact_replaces_values_of_secret_named_variables(monkeypatch, name):
     assert redact_secrets(f"Bearer {LONG}, twice {LONG}") == "Bearer [redacted], twice [redacted]"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "MONKEY",
-        "KEYBOARD",
-        "TOKENIZERS_PARALLELISM",
-        "SSH_KEY_PATH",
-        "SSH_AUTH_SOCK",
-        "COMPASS",
-        "PASS_COUNT",
-        "OLDPWD",
-    ],
-)
+@pytest.mark.parametrize("name", ["MONKEY", "TOKENIZERS_PARALLELISM", "SSH_KEY_PATH", "PASS_COUNT", "OLDPWD"])
 def test_redact_keeps_values_of_other_variables(monkeypatch, name):
     monkeypatch.setenv(name, LONG)
     assert LONG not in known_secrets() and redact_secrets(f"see {LONG}") == f"see {LONG}"
@@ -172,15 +160,12 @@ def test_redacted_stream_joins_pieces_of_one_line():
     stream = io.StringIO()
     redacted = RedactedStream(stream)
     print("Authorization: Bearer", "abcdefghijklmnop1234", file=redacted)
+    redacted.write("50 %\r")
+    assert stream.getvalue().endswith("50 %\r")  # a bar is not held back until a line ends
     redacted.write("Bearer ")
     redacted.write("abcdefghijklmnop1234")
     redacted.flush()
-    assert stream.getvalue() == "Authorization: Bearer [redacted]\nBearer [redacted]"
-
-
-def test_redact_markers_of_private_keys_without_a_key_stay():
-    text = json.dumps(["-----BEGIN PRIVATE KEY-----", {"a": "-----END PRIVATE KEY-----"}])
-    assert redact_secrets(text) == text
+    assert stream.getvalue() == "Authorization: Bearer [redacted]\n50 %\rBearer [redacted]"
 
 
 def test_redact_private_key_block_is_replaced():

@@ -1,17 +1,15 @@
 """Runs taken up again: what identifies them, what is told of them, and the mark of those continued elsewhere."""
 
 import json
-import os
 import shutil
-import signal
 import subprocess
-import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory import code_fingerprint, pipeline
+from ml_factory import code_fingerprint, pipeline, runs
 from ml_factory.errors import NotPreparedError, SettingsError
 from ml_factory.runs import RunFolder, open_run_checkpoints, progress_words
 from ml_factory.storage.workspace import Workspace
@@ -105,6 +103,16 @@ def test_train_after_code_change_starts_new_run(often, checkout):
     assert result.resumed_from == 4 and result.run_id == reported["run_id"]
 
 
+def test_train_with_run_of_other_settings_raises_else_resumes(often):
+    train(often, 2)
+    name = next((often.results / "DEMO").glob("train-*/run.json")).parent.name
+    with pytest.raises(SettingsError, match="other settings"):
+        train(often, run=name, model_settings=TREES | {"depth": 2})
+    with pytest.raises(SettingsError, match=rf"No such run.*{name}"):
+        train(often, run="train-xgboost-of-nobody")
+    assert train(often, run=name)[0].resumed_from == 2
+
+
 # ---- restarted from the top ----------------------------------------------------------------------------------------
 
 
@@ -125,55 +133,29 @@ def test_train_restarted_with_fresh_never_overwrites_longer_run(often):
 
 # ---- other machines ------------------------------------------------------------------------------------------------
 
-LIVES = """
-import os, signal, sys
-from ml_factory import pipeline
-if sys.argv[2]:
-    os.sched_setaffinity(0, {int(sys.argv[2])})
-at = int(sys.argv[3])
-def kill(epoch, metrics):
-    if epoch == at:
-        os.kill(os.getpid(), signal.SIGKILL)
-result = pipeline.train(
-    sys.argv[1], "DEMO", 5, sys.argv[4], mirror="off", callbacks=(kill,), on_status=print,
-    model_settings={"epochs": 3, "lookback": 8, "hidden": 8, "save_seconds": 0.0, "device": "cpu"}
-    if sys.argv[4] == "lstm" else {"rounds": 30, "block": 5, "depth": 3},
-)
-print(result.summary())
-print(result.origin.to_string())
-"""
+
+def test_train_resumed_with_other_library_version_names_library(often, monkeypatch):
+    versions = runs.installed_library_versions
+    train(often, 2)
+    monkeypatch.setattr(runs, "installed_library_versions", lambda names: versions(names) | {"numpy": "9.9"})
+    result, (line,) = train(often)
+    assert result.inexact_because == [f"numpy: began with {np.__version__}, now 9.9"] and not result.exact
+    assert "numpy: began with" in line
 
 
-def live(root: Path, home: Path, *, core: int | None, until: int, model: str) -> subprocess.CompletedProcess:
-    """A training in a process and a home of its own, on one core or on all; killed after `until` epochs."""
-    home.mkdir(exist_ok=True)
-    clean = {name: text for name, text in os.environ.items() if not name.startswith(("ML_FACTORY", "XDG", "PYTEST"))}
-    return subprocess.run(
-        [sys.executable, "-c", LIVES, root, "" if core is None else str(core), str(until), model], cwd=ROOT,
-        env=clean | {"HOME": str(home), "ML_FACTORY_SAVE_MINUTES": "0", "ML_FACTORY_WANDB": "off"},
-        capture_output=True, text=True,
-    )  # fmt: skip
-
-
-@pytest.mark.soak_except("xgboost")
-@pytest.mark.parametrize("model", ["lstm", "xgboost"])
-def test_train_resumed_with_other_core_count_is_marked_inexact_in_all_outputs(prepared, tmp_path, model):
-    """Begun on one core, continued on all, on a machine with an empty home: only the workspace went along."""
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < 2:
-        pytest.skip("one core only: nothing to differ")
-    first = live(prepared.root, tmp_path / "one", core=cores[0], until=2 if model == "lstm" else 4, model=model)
-    assert first.returncode == -signal.SIGKILL, first.stderr
-    second = live(prepared.root, tmp_path / "two", core=None, until=0, model=model)
-    assert second.returncode == 0, second.stderr
-    reason = f"threads: began with 1, now {len(cores)}"
-    line, *summary = second.stdout.splitlines()
+def test_train_resumed_with_other_core_count_is_marked_inexact_in_all_outputs(often, monkeypatch):
+    trees = {name: value for name, value in TREES.items() if name != "threads"}
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "cores", lambda: 64)
+        train(often, 4, model_settings=trees)
+    result, (line,) = train(often, model_settings=trees)
+    reason = f"threads: began with 64, now {runs.cores()}"
     assert "unfinished at" in line and f"on another machine ({reason}): continued, not bit-exact" in line
-    assert any(f"continued, not bit-exact: {reason}" in one for one in summary)  # the summary
-    assert any(one.startswith("bits") and "continued, not bit-exact" in one for one in summary)  # the notebooks' table
-    page = next((prepared.results / "DEMO").glob(f"train-{model}-*/report.html")).read_text()
-    assert "Continued, not bit-exact" in page and reason in page  # the report
-    facts = json.loads(next((prepared.models / "DEMO").glob(f"model-{model}-*/artifact.json")).read_text())["facts"]
+    assert f"continued, not bit-exact: {reason}" in result.summary()
+    assert result.origin["value"]["bits"] == "continued, not bit-exact"
+    page = result.report_path.read_text()
+    assert "Continued, not bit-exact" in page and reason in page
+    facts = json.loads((result.artifact / "artifact.json").read_text())["facts"]
     assert facts["inexact"] == [reason] and not facts["exact"]
 
 

@@ -281,19 +281,17 @@ def _prepare_tracking(colab: bool, workspace: workspaces.Workspace, notes: list[
     environment.
     """
     mode = wandb_mirror_mode("auto")
-    offline_requested = "offline" in (os.environ.get("ML_FACTORY_WANDB"), os.environ.get("WANDB_MODE"))
-    if mode != "offline" or offline_requested or os.environ.get("WANDB_MODE") == "dryrun":
+    requested = {os.environ.get("ML_FACTORY_WANDB"), os.environ.get("WANDB_MODE")} & {"offline", "dryrun"}
+    if mode != "offline" or requested:
         return mode
     key, reason = _read_colab_secret("WANDB_API_KEY", colab)
     if key:
         os.environ["WANDB_API_KEY"] = key
-        return wandb_mirror_mode("auto")
-    if _can_prompt():
+    elif _can_prompt():
         reason = _log_in(workspace)
-        if not reason:
-            return wandb_mirror_mode("auto")
-    notes.append(f"wandb is offline ({reason}); the log in the workspace is complete without it")
-    return mode
+    if reason:
+        notes.append(f"wandb is offline ({reason}); the log in the workspace is complete without it")
+    return wandb_mirror_mode("auto")
 
 
 def _can_prompt() -> bool:

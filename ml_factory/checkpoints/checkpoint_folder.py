@@ -11,7 +11,9 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ml_factory.checkpoints.checkpoint_file import (
     read_checkpoint,
@@ -51,20 +53,24 @@ class CheckpointFolder:
             self.folder = self.mirror.folder / self.folder.name
         self.leases = self.folder / LEASES
         self.lease_mirror = None
+        self._below = Path()  # the folder, relative to the mirrored workspace
         if self.mirror is not None:
-            self.lease_mirror = open_mirror(f"{self.mirror.address}/{self.folder.name}/{LEASES}", self.leases)
+            self._below = self.folder.relative_to(self.mirror.folder)
+            self.lease_mirror = open_mirror(f"{self.mirror.address}/{(self._below / LEASES).as_posix()}", self.leases)
         self.keep = keep
 
     def infos(self, run: str, phase: str) -> list[dict]:
         """List the descriptions of the phase's files, newest first, by their headers alone; torn ones are left out."""
         return self._scan(run, phase)[0]
 
-    def _scan(self, run: str, phase: str) -> tuple[list[dict], list[str]]:
+    def _scan(
+        self, run: str, phase: str, read: Callable[[Path], dict] = read_checkpoint_info
+    ) -> tuple[list[dict], list[str]]:
         """Return (`infos`, why other files of the phase are passed over)."""
         found, torn = [], []
         for path in self._paths(run, phase):
             try:
-                found.append(read_checkpoint_info(path))
+                found.append(read(path))
             except (CheckpointError, FileError) as error:
                 torn.append(str(error))
         own = [info for info in found if (info["run"], info["phase"]) == (run, phase)]
@@ -94,17 +100,27 @@ class CheckpointFolder:
 
     def load(self, run: str, phase: str) -> dict | None:
         """Return the newest checkpoint that verifies, with its `state`, and in `skipped` the files passed over."""
-        infos, torn = self._scan(run, phase)
+        infos, torn = self._scan(run, phase, partial(self._read, read_checkpoint_info))
         skipped: list[str] = []
         for info in infos:
             try:
-                found, state = read_checkpoint(Path(info["path"]))
+                found, state = self._read(read_checkpoint, Path(info["path"]))
                 return {"state": state, **found, "skipped": [*skipped, *torn]}
             except (CheckpointError, FileError) as error:
                 skipped.append(str(error))
         if skipped or torn:
             _log.warning("No checkpoint of %s can be used: %s", phase, "; ".join([*skipped, *torn]))
         return None
+
+    def _read(self, read: Callable[[Path], Any], path: Path) -> Any:
+        """Read a file; one that is torn here may be intact in the mirrored workspace."""
+        try:
+            return read(path)
+        except CheckpointError:
+            if self.mirror is not None:
+                with suppress(WorkspaceError, CheckpointError):
+                    return read(self.mirror.fetch((self._below / path.relative_to(self.folder)).as_posix()))
+            raise
 
     def list_verified(self, run: str, phase: str) -> list[dict]:
         """List the descriptions of the phase's intact checkpoints, oldest first, at most `keep`."""
@@ -142,11 +158,15 @@ class CheckpointFolder:
         if self.mirror is None:
             return
         try:
-            self.mirror.pull(f"{self.folder.name}/{run}/")
+            self.mirror.pull(self.place(run))
         except WorkspaceError as error:
             if not files.names(self.folder / run):
                 raise
             _log.warning("Resuming from the local disk: %s", error)
+
+    def place(self, run: str) -> str:
+        """Return the place of this run's files below the mirrored workspace."""
+        return f"{(self._below / run).as_posix()}/"
 
     def wait(self, seconds: float | None) -> bool:
         """Wait for the uploads; return False where something is on this machine alone."""

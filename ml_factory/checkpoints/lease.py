@@ -169,9 +169,11 @@ class PhaseLease:
         if not files.is_file(self.path):
             return {}
         try:
-            return {**_UNREADABLE, **parse_json(files.read(self.path))}
+            record = {**_UNREADABLE, **parse_json(files.read(self.path, 1 << 16))}
+            typed = all(type(record[name]) is type(value) for name, value in _UNREADABLE.items())
         except (FileError, ValueError, TypeError):
             return _UNREADABLE
+        return record if typed else _UNREADABLE
 
     def _write(self, released: bool) -> None:
         self._beat += 1

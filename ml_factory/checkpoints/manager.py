@@ -150,8 +150,7 @@ class PhaseCheckpoints:
             _set_status(saved, COPIED if mirror.remote.may_drop_files else SAVED)
             _save_seconds[self.folder.folder] = time.perf_counter() - began
 
-        place = f"{self.folder.folder.name}/{self.run}/"
-        mirror.push_in_background(place, check=self.lease.check, done=pushed)
+        mirror.push_in_background(self.folder.place(self.run), check=self.lease.check, done=pushed)
 
     def beat(self) -> None:
         """Renew the lease, and push the last save again where the workspace did not take it. Raises FactoryError; where

@@ -138,11 +138,11 @@ def suite(
 
     Example: `python -m ml_factory suite --data MES.parquet --symbol MES --quick`
     """
-    symbol, quick = market.symbol, quick_from_environment(quick)
+    symbol, quick, bars = market.symbol, quick_from_environment(quick), file.raw_bar_spec_fields()
     place = market.open(make=True)
     if file.data is not None:
         with cli_progress_bars(f"preparing {symbol}"):
-            settings = settings_module.DataSpec(bars=validation.RawBarSpec(**file.raw_bar_spec_fields()))
+            settings = settings_module.DataSpec(bars=validation.RawBarSpec(**bars))
             pipeline.prepare(place, symbol, (horizon,), data=file.data, settings=settings)
     given = {"SYMBOL": symbol, "HORIZON": str(horizon), "SEED": str(seed), "QUICK": str(quick), "FRESH": str(fresh)}
     seconds = {}

@@ -1,4 +1,4 @@
-"""Options that several verbs share."""
+"""Options that several verbs share; a horizon and a seed are checked before a verb does anything."""
 
 import importlib
 import sys
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from ml_factory.argument_checks import DEMO, check_file_exists, quick_from_environment
+from ml_factory.argument_checks import DEMO, check_file_exists, check_horizon, check_seed, quick_from_environment
 from ml_factory.cli_output import print_status
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
 from ml_factory.models.registry import available_models
@@ -20,14 +20,22 @@ from ml_factory.storage.workspace import Workspace, check_symbol, workspace_symb
 
 AT_LEAST_0, AT_LEAST_1 = Parameter(validator=Number(gte=0)), Parameter(validator=Number(gte=1))
 
+
+def check_horizons(_: object, given: int | Sequence[int]) -> None:
+    """Check a horizon, or several. Raises SettingsError."""
+    for horizon in [given] if isinstance(given, int) else given:
+        check_horizon(horizon)
+
+
 Texts = tuple[str, ...]
-Horizon = Annotated[int, Parameter(help="Bars of the 5-minute frame until the vertical barrier.")]
-Horizons = Annotated[tuple[int, ...], Parameter("--horizon", help="Several times.")]
+HORIZON_HELP = "Bars of the 5-minute frame until the vertical barrier."
+Horizon = Annotated[int, Parameter(help=HORIZON_HELP, validator=check_horizons)]
+Horizons = Annotated[tuple[int, ...], Parameter("--horizon", help="Several times.", validator=check_horizons)]
 Model = Annotated[str, Parameter(help="One of " + ", ".join(available_models()) + ".")]
 Models = Annotated[Texts, Parameter("--model", help="Several times; empty: all.")]
 Finished = Annotated[str, Parameter(help="A finished model, or stack.")]
 Folds = Annotated[int, Parameter(help="Number of test blocks, or of blocks to combine.")]
-Seed = Annotated[int, Parameter(help="Same seed, same data, same result.")]
+Seed = Annotated[int, Parameter(help="Same seed, same data, same result.", validator=lambda _, seed: check_seed(seed))]
 Quick = Annotated[bool, Parameter(help="Limit training (never data or labels).")]
 Fresh = Annotated[bool, Parameter(help="Open a new run; the old one stays.")]
 Run = Annotated[str, Parameter(help="Id of the run whose model; empty: the newest.")]

@@ -107,9 +107,9 @@ def prepare(
     if search and searched:
         raise SettingsError("Barriers are either searched or given", where="--search", got="--searched too",
                             next_step="leave one of them out")  # fmt: skip
-    symbol, found = market.symbol, []
+    symbol, found, bars = market.symbol, [], file.raw_bar_spec_fields()
     place = market.open(make=True)
-    values = {f"bars.{name}": value for name, value in file.raw_bar_spec_fields().items()} | {
+    values = {f"bars.{name}": value for name, value in bars.items()} | {
         "features.spans": span, "labels.kind": target, "labels.primary": primary,
         "labels.session_end": "span" if span else None, "calendar": calendar, "tick": tick, "roll.by": roll,
     }  # fmt: skip
@@ -339,7 +339,7 @@ def export(
     """Export a finished model for use elsewhere. Example: `python -m ml_factory export --symbol MES --model stack`
 
     Args:
-        formats: Several times: bundle, one file that predicts raw bars; onnx; of networks pt2 and pth. Empty: bundle,
+        formats: Several times: bundle, one file that predicts raw bars; onnx; of networks pth. Empty: bundle,
             and onnx where the model has it.
         out: Folder to write to; empty: the run's in results/.
     """

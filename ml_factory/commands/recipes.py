@@ -62,7 +62,6 @@ def resnet50(
     testsize: Annotated[int, Parameter(env_var="TEST_SIZE")] = 0,
     fake_data: bool = False, image_size: Count = 32,
     num_workers: Annotated[Count, Parameter(env_var="NUM_WORKERS")] = 8,
-    allow_pipe: bool = False,
     num_epochs: Annotated[Count, Parameter(env_var="NUM_EPOCHS")] = 18,
     batch_size: Annotated[Count, Parameter(env_var="BATCH_SIZE")] = 128,
     test_set_batch_size: Annotated[Count, Parameter(env_var="TEST_BATCH_SIZE")] = 64,
@@ -80,14 +79,13 @@ def resnet50(
     Example: `python -m ml_factory recipe resnet50 --wds-traindir train/ --wds-testdir test/ --num-epochs 18`
 
     Args:
-        wds_traindir: Training shards: folder, gs://…, braces, pipe:…
+        wds_traindir: Training shards: folder, gs://…, braces, pipe:gsutil cat gs://…
         wds_testdir: Test shards.
         trainsize: Samples expected; 0: any.
         testsize: Samples expected; 0: any.
         fake_data: Made-up images, --trainsize of them.
         image_size: Height and width in pixels.
         num_workers: Decoding threads.
-        allow_pipe: Run the commands of pipe: sources by a shell.
         num_epochs: Times over the samples.
         batch_size: Samples of a step, of all replicas together.
         test_set_batch_size: Samples a batch of evaluation.
@@ -106,7 +104,7 @@ def resnet50(
         save_model: File of the weights.
         model_bucket: Bucket that gets --save-model and has --load-chkpt-file.
         load_chkpt_file: Weights to begin with: object in the bucket.
-        load_chkpt_dir: Weights to begin with: local file; that of --load-chkpt-file.
+        load_chkpt_dir: Weights to begin with: local file, without --load-chkpt-file.
         logdir: Logs and TensorBoard events: folder or gs://; empty: the run's.
     """
     check_packages_installed("torch", "torchvision", "webdataset", "PIL", "tensorboardX")
@@ -118,10 +116,10 @@ def resnet50(
     settings = resnet50_file.ResNetSettings(
         training=training, train=_shards(wds_traindir, "TRAIN_SHARDS", fake_data),
         test=_shards(wds_testdir, "VAL_SHARDS", fake_data), fake=fake_data, train_size=trainsize, test_size=testsize,
-        image_size=image_size, workers=num_workers, allow_pipe=allow_pipe, classes=classes, width=width, stem=stem,
+        image_size=image_size, workers=num_workers, classes=classes, width=width, stem=stem,
         sync_bn=sync_bn, label_smoothing=label_smoothing, save_model=save_model,
-        model_bucket=model_bucket if save_model or load_chkpt_file else "", logdir=logdir or _dated_logs(),
-        load_file=load_chkpt_dir, load_object=load_chkpt_file,
+        model_bucket=model_bucket if save_model else "", logdir=logdir or _dated_logs(),
+        initial=_initial(load_chkpt_file, load_chkpt_dir, model_bucket),
     )  # fmt: skip
     emit = stderr_console.out if place.as_json else print
     with cli_progress_bars("training resnet50"):
@@ -150,6 +148,14 @@ def _shards(given: str, variable: str, fake: bool) -> str:
         "No shards are named", where=option, wanted=f"a folder, gs://… or files in braces, here or in {whole}",
         next_step=f"give {option}, or set BUCKET and {variable}; or try it with --fake_data",
     )  # fmt: skip
+
+
+def _initial(name: str, path: str, bucket: str) -> str:
+    """Return the address of an object of the bucket, else the local path."""
+    if name and "://" not in name and not bucket:
+        raise SettingsError("Which bucket holds this object?", where="--load_chkpt_file", got=name,
+                            next_step="add --model_bucket (BUCKET), or give gs://BUCKET/OBJECT")  # fmt: skip
+    return (name if "://" in name else f"gs://{bucket.removeprefix('gs://').rstrip('/')}/{name}") if name else path
 
 
 def _dated_logs() -> str:

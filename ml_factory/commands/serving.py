@@ -13,11 +13,10 @@ from cyclopts.validators import Number
 
 from ml_factory.argument_checks import check_file_exists
 from ml_factory.commands.options import Config, OwnModules, Texts, import_own_modules, parse_name_value_options
-from ml_factory.errors import SettingsError, WorkspaceError, did_you_mean
+from ml_factory.errors import SettingsError, did_you_mean
 from ml_factory.interrupt import Interrupted
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.setting_names import parse_setting_value
-from ml_factory.storage.files import files
 
 server = LazyModule("ml_factory.serving.app")
 following = LazyModule("ml_factory.serving.follow")
@@ -46,7 +45,7 @@ def serve(
         as_json: Print the address and the bundles as JSON.
     """
     for path in bundle:
-        _check_bundle_exists(path)
+        check_file_exists(path, "the file of a bundle, as `python -m ml_factory export` writes it")
     import_own_modules(own_modules)
     guarded = _parse_guard(guard)
     if follow is not None:
@@ -56,20 +55,6 @@ def serve(
         bundle, host=host, port=port, no_key=no_key, state=state, guard=guarded,
         announce=lambda facts: _print_address(facts, as_json),
     )  # fmt: skip
-
-
-def _check_bundle_exists(path: Path) -> None:
-    """Raise WorkspaceError for an absent bundle, with the nearest that there is, or how to make one."""
-    if files.is_file(path):
-        return
-    found = [name for name in files.names(path.parent) if name.endswith(".bundle")] if path.parent.is_dir() else []
-    made = "make one: python -m ml_factory export --help"
-    if files.is_folder(path):
-        held = [path.name + "/" + name for name in files.names(path) if name.endswith(".bundle")]
-        raise WorkspaceError("Not a bundle, but a folder", where=path, wanted="the file of a bundle",
-                             next_step=did_you_mean(path.name, held) or made)  # fmt: skip
-    raise WorkspaceError("No such file", where=path, wanted="the file of a bundle",
-                         next_step=did_you_mean(path.name, found) or made)  # fmt: skip
 
 
 def _parse_guard(texts: Sequence[str]) -> Any:

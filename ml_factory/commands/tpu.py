@@ -70,11 +70,12 @@ def _open(flags: SliceFlags) -> Any:
     return slice_file.Slice(settings, gcloud, folder, waiting.poll, longest, say)
 
 
-def _report(slice_: Any, state: Any, as_json: bool = False) -> None:
-    """Print the state; exit code 1 where something is left to do by hand."""
-    if slice_.gcloud.dry_run:
+def _run(flags: SliceFlags, verb: str, as_json: bool, **given: Any) -> None:
+    """Call a method of the slice and print the state that it returns; exit code 1 where something is left to do."""
+    slice_ = _open(flags)
+    state, name = getattr(slice_, verb)(**given), slice_.settings["TPU_NAME"]
+    if flags.dry_run:
         return
-    name = slice_.settings["TPU_NAME"]
     if as_json:
         print_json({"name": name, "phase": state.phase, "detail": state.detail})
     elif state.phase in GOOD:
@@ -85,26 +86,22 @@ def _report(slice_: Any, state: Any, as_json: bool = False) -> None:
 
 def setup(*, flags: Waiting = Waiting(), as_json: Json = False, no_wait: NoWait = False) -> None:
     """Make the bucket, request the slice, install on all workers, copy code and config, launch the training."""
-    one = _open(flags)
-    _report(one, one.setup(wait=not no_wait), as_json)
+    _run(flags, "setup", as_json, wait=not no_wait)
 
 
 def resume(*, flags: Waiting = Waiting(), as_json: Json = False, no_wait: NoWait = False) -> None:
     """Continue an interrupted setup or a preempted slice; the training resumes from the bucket."""
-    one = _open(flags)
-    _report(one, one.resume(wait=not no_wait), as_json)
+    _run(flags, "resume", as_json, wait=not no_wait)
 
 
 def status(*, flags: SliceFlags = SliceFlags(), as_json: Json = False) -> None:
     """Print the state of the request, the machines and the training."""
-    one = _open(flags)
-    _report(one, one.look(), as_json)
+    _run(flags, "look", as_json)
 
 
 def monitor(*, flags: Waiting = Waiting(), as_json: Json = False) -> None:
     """Print worker 0's log until the training ends; a preempted slice is requested again and resumes."""
-    one = _open(flags)
-    _report(one, one.watch(), as_json)
+    _run(flags, "watch", as_json)
 
 
 def logs(
@@ -122,8 +119,7 @@ def ssh(worker: Worker = 0, *, flags: SliceFlags = SliceFlags()) -> None:
 
 def stop(*, flags: SliceFlags = SliceFlags(), as_json: Json = False) -> None:
     """Stop the training on all workers; the slice stays and costs until `cleanup`."""
-    one = _open(flags)
-    _report(one, one.stop(), as_json)
+    _run(flags, "stop", as_json)
 
 
 def cleanup(*, flags: SliceFlags = SliceFlags(), as_json: Json = False, yes: bool = False) -> None:
@@ -136,7 +132,7 @@ def cleanup(*, flags: SliceFlags = SliceFlags(), as_json: Json = False, yes: boo
     named = "; ".join(one.objects_to_delete())
     if not (yes or flags.dry_run):
         confirm(f"This deletes: {named}. Kept: gs://{one.settings['BUCKET']}. Delete?", "tpu cleanup")
-    _report(one, one.cleanup(), as_json)
+    _run(flags, "cleanup", as_json)
 
 
 VERBS = (setup, resume, status, monitor, logs, ssh, stop, cleanup)

@@ -1,7 +1,6 @@
 """Feature selection from the training rows of a fold alone.
 
-Sources: Lopez de Prado, Advances in Financial Machine Learning (2018), chapter 8, for MDI and MDA; Machine Learning for
-Asset Managers (2020), chapter 4, for clusters of columns.
+Clusters of columns: Lopez de Prado, Machine Learning for Asset Managers (2020), chapter 4.
 """
 
 from collections.abc import Callable
@@ -12,12 +11,8 @@ import numpy as np
 from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.errors import SettingsError
 from ml_factory.lazy_module import import_module_or_explain
-from ml_factory.seeding import derive_seed, seeded_generator
-from ml_factory.targets.splits import purged_kfold
-from ml_factory.targets.weights import training_weights
 
 CORRELATION_ROWS = 50_000
-TREE_ROWS = 20_000
 
 
 @dataclass(frozen=True)
@@ -83,56 +78,8 @@ def select_by_clusters(sample: TransformFitSample, most: float = 0.9) -> Feature
     return _select("clusters", [some[near[some].argmax()] for some in members], cluster.astype(np.float64))
 
 
-def select_by_mdi(
-    sample: TransformFitSample, share: float = 0.5, trees: int = 100, depth: int = 6, seed: int = 0
-) -> FeatureSelection:
-    """Select the `share` of the columns with the greatest mean decrease of impurity.
-
-    The trees choose from one random column a split. Zeros of trees that could not choose a column are left out of its
-    mean (AFML 8.3.1).
-    """
-    x_RF, y, weights, _ = _training_sample(sample)
-    forest = _forest(trees, depth, seed).fit(x_RF, y, weights)
-    shares = np.array([tree.feature_importances_ for tree in forest.estimators_])
-    counts = np.maximum((shares > 0).sum(axis=0), 1)
-    scores = shares.sum(axis=0) / counts
-    scores /= max(scores.sum(), 1e-300)
-    count = max(1, round(share * len(scores)))
-    return _select("mdi", np.argsort(-scores, kind="stable")[:count], scores)
-
-
-def select_by_mda(
-    sample: TransformFitSample, folds: int = 3, embargo: int = 64, trees: int = 100, depth: int = 6, seed: int = 0
-) -> FeatureSelection:
-    """Select columns whose shuffling raises the log loss of forests in the evaluated rows, over purged folds.
-
-    The folds lie inside the training rows (AFML 8.3.2). The score is the mean rise over the shuffled log loss; where no
-    column has one, the best is selected.
-    """
-    metrics = import_module_or_explain("sklearn.metrics")
-    x_RF, y, weights, targets = _training_sample(sample)
-    rises = []
-    for number, (train, test) in enumerate(purged_kfold(targets, folds, embargo)):
-        forest = _forest(trees, depth, derive_seed(seed, "mda", number)).fit(x_RF[train], y[train], weights[train])
-        test = test[np.isin(y[test], forest.classes_)]
-
-        def loss(p: np.ndarray, forest=forest, test=test) -> float:
-            return metrics.log_loss(y[test], p, sample_weight=weights[test], labels=forest.classes_)
-
-        unshuffled = loss(forest.predict_proba(x_RF[test]))
-        worse = []
-        for column in range(x_RF.shape[1]):
-            shuffled = x_RF[test]
-            shuffled[:, column] = seeded_generator("mda", number, column, seed).permutation(shuffled[:, column])
-            worse.append(loss(forest.predict_proba(shuffled)))
-        rises.append((np.array(worse) - unshuffled) / worse)
-    scores = np.mean(rises, axis=0)
-    kept = np.flatnonzero(scores > 0)
-    return _select("mda", kept if len(kept) else [scores.argmax()], scores)
-
-
 SELECTIONS: dict[str, Callable[..., FeatureSelection]] = {
-    "variance": select_by_variance, "clusters": select_by_clusters, "mdi": select_by_mdi, "mda": select_by_mda,
+    "variance": select_by_variance, "clusters": select_by_clusters,
 }  # fmt: skip
 
 
@@ -141,25 +88,3 @@ def _select(kind: str, columns, scores: np.ndarray) -> FeatureSelection:
     if not len(columns):
         raise SettingsError("No column is left", where=kind, got=f"{len(scores)} columns", next_step="lower its limit")
     return FeatureSelection(kind, columns, np.asarray(scores, np.float64))
-
-
-def _training_sample(sample: TransformFitSample):
-    """Return x_RF, y, weights and targets of at most TREE_ROWS weighted training rows; missing values are 0."""
-    if sample.targets is None:
-        raise SettingsError("This needs the labels of the training rows", where="MDI or MDA", got="none")
-    some = sample.subsample(TREE_ROWS)
-    targets = sample.targets.iloc[some]
-    weights = training_weights(targets)
-    some, targets, weights = some[weights > 0], targets[weights > 0], weights[weights > 0]
-    if targets["label"].nunique() < 2:
-        raise SettingsError("Trees need rows of two classes", where="MDI or MDA", got=len(targets))
-    x_RF = np.nan_to_num(sample.x_NF[sample.rows[some]], nan=0.0, posinf=0.0, neginf=0.0)
-    return x_RF, targets["label"].to_numpy(), weights, targets
-
-
-def _forest(trees: int, depth: int, seed: int):
-    ensemble = import_module_or_explain("sklearn.ensemble")
-    return ensemble.RandomForestClassifier(
-        trees, criterion="entropy", max_features=1, max_depth=depth, class_weight="balanced_subsample",
-        random_state=derive_seed(seed, "forest"), n_jobs=1,
-    )  # fmt: skip

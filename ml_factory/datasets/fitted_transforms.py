@@ -7,7 +7,6 @@ whatever comes after.
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 from numba import njit
 
 from ml_factory.errors import SettingsError
@@ -22,13 +21,11 @@ class TransformFitSample:
     x_NF : float32, all rows
     names : its columns
     rows : int64 positions of the training rows, increasing
-    targets : the labels of the training rows, in their order, for steps that measure the value of a column
     """
 
     x_NF: np.ndarray
     names: tuple[str, ...]
     rows: np.ndarray
-    targets: pd.DataFrame | None = None
 
     def subsample(self, most: int = MOST_ROWS) -> np.ndarray:
         """Return at most `most` of the training rows, evenly spread: positions into `rows`."""

@@ -1,12 +1,13 @@
 """Preprocessing steps between stored features and a model's input, fitted for one fold and saved as JSON.
 
 steps = ("variance", {"step": "clusters", "most": 0.95}, "robust")
-fitted = fit_preprocessing_steps(steps, TransformFitSample(x_NF, names, train_rows, labels_of_the_train_rows))
+fitted = fit_preprocessing_steps(steps, TransformFitSample(x_NF, names, train_rows))
 x = fitted.transform(x_NF)
 """
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -14,8 +15,8 @@ import numpy as np
 
 from ml_factory.datasets.feature_selection import SELECTIONS, FeatureSelection
 from ml_factory.datasets.fitted_transforms import PcaTransform, TransformFitSample
-from ml_factory.datasets.scaling import SCALERS, LinearScaler, unreadable_scaler_error
-from ml_factory.errors import SettingsError, did_you_mean
+from ml_factory.datasets.scaling import SCALERS, LinearScaler
+from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 
 TRANSFORMS = {PcaTransform.kind: PcaTransform}
 STEPS = (*SCALERS, *TRANSFORMS, *SELECTIONS)
@@ -108,16 +109,18 @@ def is_preprocessing_linear(steps: Sequence[str | Mapping]) -> bool:
 def preprocessing_from_dict(stored: dict) -> FittedStep:
     """Restore a fitted step from `to_dict`. Raises FactoryError."""
     kind = stored.get("kind") if isinstance(stored, dict) else None
-    try:
+    with suppress(KeyError, TypeError, ValueError):
         if kind == Preprocessor.kind:
             return Preprocessor(tuple(preprocessing_from_dict(step) for step in stored["steps"]))
         if kind in SELECTIONS:
             return FeatureSelection.from_dict(stored)
         if kind in STEPS:
             return (SCALERS | TRANSFORMS)[kind].from_dict(stored)
-    except (KeyError, TypeError, ValueError) as error:
-        raise unreadable_scaler_error(stored, f"the numbers of {kind!r}") from error
-    raise unreadable_scaler_error(stored, f"kind: one of {', '.join((*STEPS, Preprocessor.kind))}")
+    raise FactoryError(
+        "A stored scaler cannot be read", where="scaler",
+        got=sorted(map(str, stored)) if isinstance(stored, dict) else type(stored).__name__,
+        wanted=f"the numbers of a step: {', '.join((*STEPS, Preprocessor.kind))}", next_step="run prepare again",
+    )  # fmt: skip
 
 
 def _name_and_settings(step: str | Mapping) -> tuple[object, dict]:

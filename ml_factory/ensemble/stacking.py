@@ -17,11 +17,11 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.errors import SettingsError, did_you_mean
-from ml_factory.evaluation.baselines import baseline_class_shares
 from ml_factory.evaluation.calibration import floored_log_probabilities
 from ml_factory.evaluation.metrics import check_metric_rows
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import softmax
+from ml_factory.models.session_clock import class_shares
 
 optimize = LazyModule("scipy.optimize")  # only a fit reads it
 
@@ -81,7 +81,7 @@ class Stack:
             return cls(names, equal, note=note, rows=len(w), prior=_shares_or_flat(y, w))
         for name, p_N3 in zip(names, p_MN3, strict=True):
             _check(name, y, p_N3)
-        prior = baseline_class_shares(y, w)
+        prior = class_shares(y, w)
         pool, bias = _least_log_loss(
             floored_log_probabilities(p_MN3) - np.log(prior), y, w / w.sum() * independent_rows, prior, ridge
         )
@@ -133,7 +133,7 @@ def equal_weight_probabilities(predictions: Mapping[str, np.ndarray]) -> np.ndar
 
 
 def _shares_or_flat(y: np.ndarray, w: np.ndarray) -> tuple[float, float, float]:
-    return tuple(baseline_class_shares(y, w).tolist()) if len(y) else (1 / 3, 1 / 3, 1 / 3)
+    return tuple(class_shares(y, w).tolist()) if len(y) else (1 / 3, 1 / 3, 1 / 3)
 
 
 def _check(name: str, y: np.ndarray, p_N3: np.ndarray) -> None:

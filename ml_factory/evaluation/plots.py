@@ -19,7 +19,6 @@ from ml_factory.evaluation.plot_style import (
     DASHED,
     INK,
     LABEL_INK,
-    NORMAL,
     SERIES,
     SIGNED,
     SMALL,
@@ -205,67 +204,55 @@ def _signed_bars(title: str, places: Sequence[int], values: pd.Series) -> tuple[
     return figure, ax
 
 
-def plot_barrier_grid(grid: pd.DataFrame, title: str = "Grid of the barrier search") -> Figure:
-    """Plot the value of the labels over the distance of their barriers; hollow: the class balance is violated.
-
-    grid : a row per point with k, value and kept (bool).
-    """
-    figure, (ax,) = new_styled_figure(title, 3.0)
-    for kept, name in ((True, "keeps the balance"), (False, "breaks the balance")):
-        at = grid[grid["kept"] == kept]
-        face = INK["accent"] if kept else "none"
-        ax.scatter(at["k"], at["value"], s=26, facecolors=face, edgecolors=INK["accent"], label=name)
-    add_legend_row(ax, 2)
-    set_axis_labels(ax, "barrier, in sigma * sqrt(horizon)", "bits a training row")
-    return figure
-
-
-def plot_stack_weights(weights: pd.DataFrame, title: str = "Weights of the stack") -> Figure:
-    """Plot `Stack.weights()` as bars: 0 ignores a model, 1 takes it unchanged."""
-    figure, (ax,) = new_styled_figure(title, 1.0 + 0.42 * len(weights))
-    bars = ax.barh(range(len(weights)), weights["weight"], height=0.6, color=INK["accent"])
-    ax.bar_label(bars, fmt="%.2f", padding=5, fontsize=NORMAL, color=INK["ink"])
-    set_horizontal_bar_rows(ax, [str(name) for name in weights.index])
-    ax.set_xlim(0, max(1.0, weights["weight"].max()) * 1.12)
-    return figure
-
-
 # ---- features and networks ---------------------------------------------------------------------------------------
 
 
-def plot_importances(table: pd.DataFrame, title: str = "Feature importances") -> Figure:
+def _bars(
+    title: str, names: Sequence[str], values: pd.Series, label: str = "", ends: tuple | None = None,
+    equal: float | None = None,
+) -> Figure:  # fmt: skip
+    """Return a figure of bars from top to bottom; ends : of lines on them; equal : a dashed line there."""
+    figure, (ax,) = new_styled_figure(title, 1.1 + 0.27 * len(values))
+    place = np.arange(len(values))
+    ax.axvline(0, color=INK["muted"], linewidth=1.1)
+    ax.barh(place, values, height=0.62, color=INK["accent"], alpha=0.6, linewidth=0)
+    if ends is not None:
+        ax.hlines(place, *ends, color=INK["ink"], linewidth=1.4)
+    if equal is not None:
+        ax.axvline(equal, color=INK["muted"], linewidth=1.1, linestyle=DASHED)
+    set_horizontal_bar_rows(ax, list(names))
+    ax.xaxis.get_major_locator().set_params(nbins=4)
+    set_axis_labels(ax, label)
+    return figure
+
+
+def plot_stack_weights(weights: pd.DataFrame) -> Figure:
+    """Plot `Stack.weights()` as bars: 0 ignores a model, 1 takes it unchanged."""
+    names = [f"{name}  {weight:.2f}" for name, weight in weights["weight"].items()]
+    return _bars("Weights of the stack", names, weights["weight"])
+
+
+def plot_importances(table: pd.DataFrame) -> Figure:
     """Plot `feature_importance_table`, largest first: log loss added by permutation, with two standard deviations.
 
     The share of gain follows each name.
     """
     table = table.sort_values("permuted", ascending=False, kind="stable")
-    figure, (ax,) = new_styled_figure(title, 1.1 + 0.27 * len(table))
-    ax.axvline(0, color=INK["muted"], linewidth=1.1)
-    ax.barh(range(len(table)), table["permuted"], xerr=2 * table["spread"], height=0.62, color=INK["accent"],
-            ecolor=INK["muted"])  # fmt: skip
-    set_horizontal_bar_rows(ax, [f"{name}  {gain:.0%}" for name, gain in table["gain"].items()])
-    ax.xaxis.get_major_locator().set_params(nbins=4)
-    ax.xaxis.set_major_formatter(SIGNED)
-    set_axis_labels(ax, "log loss added when permuted, nats per row\n(behind the names: share of gain)")
-    return figure
+    names, value = [f"{name}  {gain:.0%}" for name, gain in table["gain"].items()], table["permuted"]
+    label = "log loss added when permuted, nats per row\n(behind the names: share of gain)"
+    ends = value - 2 * table["spread"], value + 2 * table["spread"]
+    return _bars("Feature importances", names, value, label, ends)
 
 
-def plot_variable_shares(shares: pd.DataFrame, top: int = 15, title: str = "What the network selects") -> Figure:
+def plot_variable_shares(shares: pd.DataFrame, top: int = 15) -> Figure:
     """Plot the largest shares of variables, with the middle 80 % of the rows; dashed: equal shares.
 
     shares : index feature; share (mean over rows, 1 in sum), low and high (percentiles 10 and 90).
     """
     rows = shares.sort_values("share", ascending=False).head(top)
-    figure, (ax,) = new_styled_figure(title, 1.1 + 0.27 * len(rows))
-    place = np.arange(len(rows))
-    ax.barh(place, rows["share"], height=0.62, color=INK["accent"], alpha=0.45, linewidth=0, label="mean over rows")
-    ax.hlines(place, rows["low"], rows["high"], color=INK["ink"], linewidth=1.4, label=SPREAD)
-    ax.axvline(1 / len(shares), color=INK["muted"], linewidth=1.1, linestyle=DASHED, label="equal shares")
-    set_horizontal_bar_rows(ax, [f"{name}  {share:.1%}" for name, share in rows["share"].items()])
-    ax.xaxis.set_major_formatter(PercentFormatter(1.0))
-    set_axis_labels(ax, f"share of the selection\n{len(shares)} variables, {rows['share'].sum():.0%} of it shown")
-    add_legend_row(ax, 2)
-    return figure
+    names = [f"{name}  {share:.1%}" for name, share in rows["share"].items()]
+    label = f"share of the selection, mean and {SPREAD}\n{len(shares)} variables, {rows['share'].sum():.0%} of it shown"
+    return _bars("What the network selects", names, rows["share"], label, (rows["low"], rows["high"]), 1 / len(shares))
 
 
 def plot_attention(attention: pd.DataFrame, title: str = "Where in the window the network looks") -> Figure:

@@ -19,13 +19,11 @@ import pandas as pd
 
 import ml_factory
 from ml_factory.data.quality import OFF_SHARE, ON_SHARE, off_tick_rows
-from ml_factory.data.resample import resample_bars
 from ml_factory.data.sessions import PRICES, TRADING_HOURS, MarketSpec
 from ml_factory.data.synthetic import SyntheticSpec, synthetic_market
 from ml_factory.data.validation import RawBarSpec
 from ml_factory.errors import BarsError, CheckpointError, SettingsError
 from ml_factory.evaluation.metrics import PROBABILITIES
-from ml_factory.features.build import feature_column_names
 from ml_factory.features.custom import get_custom_feature
 from ml_factory.inference.guard_reference import GuardReference
 from ml_factory.inference.predict import FORMAT as MODEL_FORMAT
@@ -38,7 +36,7 @@ from ml_factory.inference.predict import (
 )
 from ml_factory.lazy_module import missing_package_error
 from ml_factory.models.base import installed_library_versions
-from ml_factory.models.registry import find_model_spec, registered_source_hash
+from ml_factory.models.registry import find_model_spec
 from ml_factory.storage.files import files
 from ml_factory.storage.serialization import deserialize_state, serialize_state
 
@@ -89,43 +87,6 @@ def check_bundle_libraries(description: Mapping, where: object) -> None:
 def _release(version: str) -> tuple[int, ...]:
     """Return major and minor number."""
     return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
-
-
-def check_bundle_features(description: Mapping, spec: PredictionSpec, where: object) -> None:
-    """Raise SettingsError where the user's own features or networks are others here, or the columns are."""
-    for name, one in description["custom"].items():
-        _check_custom_feature(name, one, where)
-    for name, signature in description["networks"].items():
-        if registered_source_hash(name) != signature:
-            raise SettingsError(
-                f"The network {name} is not the one in this bundle", where=where,
-                got=f"source {registered_source_hash(name) or 'unknown'}", wanted=f"source {signature}",
-                next_step="register it as it was, before loading",
-            )  # fmt: skip
-    names = feature_column_names(spec.market, spec.features)
-    if names != description["feature_names"]:
-        other = [name for name in (*names, *description["feature_names"])
-                 if name not in names or name not in description["feature_names"]]  # fmt: skip
-        raise SettingsError(
-            "The features of this bundle have other columns here", where=where, got=", ".join(other[:5]) or "the order",
-            next_step="use the version it was made with",
-        )  # fmt: skip
-
-
-def _check_custom_feature(name: str, stored: Mapping, where: object) -> None:
-    step = f"import {stored['module']} before loading the bundle; on the command line: --import MODULE, or its .py file"
-    try:
-        found = get_custom_feature(name)
-    except SettingsError as error:
-        raise SettingsError(
-            "This bundle reads a feature of your own, which is not defined here", where=where, got=f"no {name}",
-            wanted=f"{name} of the module {stored['module']}", next_step=step,
-        ) from error  # fmt: skip
-    if found.signature != stored["hash"]:
-        raise SettingsError(
-            f"The feature {name} is not the one in this bundle", where=where, got=f"source {found.signature}",
-            wanted=f"source {stored['hash']} of the module {stored['module']}", next_step="define it as it was",
-        )  # fmt: skip
 
 
 def off_tick_share(bars: pd.DataFrame, market: MarketSpec) -> float:
@@ -220,7 +181,7 @@ def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-FORMAT = "ml_factory.bundle/6"
+FORMAT = "ml_factory.bundle/7"
 _AGAIN = "export it again from the workspace (python -m ml_factory export), or copy the file again"
 
 
@@ -290,8 +251,7 @@ class Bundle:
         """Check that this bundle can predict here, with these libraries and this library's features; as `load`."""
         if self.engine == "native":
             check_bundle_libraries(self.description, self.where)
-        check_bundle_features(self.description, self.spec, self.where)
-        _ = [model.estimator for model in self.fitted.models.values()]
+        _ = self.spec, [model.estimator for model in self.fitted.models.values()]
         if self.example:
             check_example(self)
 
@@ -327,46 +287,20 @@ class Bundle:
         """The model card in Markdown."""
         return model_card(self.description)
 
-    def predict(
-        self, bars: pd.DataFrame, *, stamped: RawBarSpec | None = None, all_rows: bool = False, warm_rows: bool = False
-    ) -> pd.DataFrame:
+    def predict(self, bars: pd.DataFrame, *, stamped: RawBarSpec | None = None, all_rows: bool = False) -> pd.DataFrame:
         """Predict raw bars: the frame of `pipeline.predict` on the same bars.
 
         bars : one row a bar, with a time column or index, open, high, low, close and, where the market has it, volume;
             as many before the first wanted row as the features need (`description["warmup_bars"]` base bars).
         stamped : format of these bars; None: that of the bars of training.
         all_rows : also rows that the model was fitted or chosen on.
-        warm_rows : only rows with as many before them as the features need.
 
-        Raises BarsError for bars that are refused, too few, or on another tick than those of training.
+        Raises BarsError for bars that are refused, or on another tick than those of training.
         """
         checked, _ = self.spec.check_bars(bars, stamped=stamped)
         check_bars_on_tick(checked, self.spec.market, self.description["off_tick"])
-        first = self._first_warm_moment(checked) if warm_rows else None
         frame, _ = self.spec.predict_bars(checked, self.fitted)
-        if first is not None:
-            frame = frame[frame.index.as_unit("ns").asi8 >= first]
-            if not len(frame):
-                raise BarsError("No row of these bars can be predicted", where="bars", got=f"{len(checked):,} bars",
-                                wanted="a row after the warm-up with its whole window in one session",
-                                next_step="give more bars before the first wanted row")  # fmt: skip
         return add_prediction_splits(frame, self.description, all_rows)
-
-    def _first_warm_moment(self, checked: pd.DataFrame) -> int:
-        """Return from when on rows have the warm-up before them, UTC ns.
-
-        Raises BarsError for too few bars, before anything else is computed.
-        """
-        wanted, length = self.description["warmup_bars"], self.spec.features.base_minutes
-        known_at = resample_bars(checked, self.spec.market, length).known_at
-        if len(known_at) <= wanted:
-            raw = (wanted + 1) * max(length // self.spec.market.bar_minutes, 1)
-            raise BarsError(
-                "Too few bars for a prediction", where="bars", got=f"{len(known_at):,} bars of {length} minutes",
-                wanted=f"at least {wanted + 1:,}, that is {raw:,} raw bars without gaps",
-                next_step="give as many before the first wanted row as the features need",
-            )  # fmt: skip
-        return int(known_at[wanted])
 
 
 ROWS = 50
@@ -419,5 +353,5 @@ def example_bars(bundle: Bundle) -> pd.DataFrame:
 
 def _predict(bundle: Bundle, bars: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """Return known_at int64 ns and probabilities float64 (rows, 3) of the newest rows."""
-    frame = bundle.predict(bars.reset_index(), all_rows=True, warm_rows=True).iloc[-ROWS:]
+    frame = bundle.predict(bars.reset_index(), all_rows=True).iloc[-ROWS:]
     return frame.index.as_unit("ns").asi8, frame[PROBABILITIES].to_numpy(np.float64)

@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.data.quality import OFF_SHARE, ON_SHARE, off_tick_rows
-from ml_factory.data.resample import BarChunk, resample_bars, to_bar_chunk
+from ml_factory.data.resample import BarChunk, to_bar_chunk
 from ml_factory.data.sessions import DAY_NS, MINUTE_NS, MarketSpec, assign_sessions, scheduled_session_days
-from ml_factory.errors import BarsError, CheckpointError, SettingsError, refuse_damaged_content, wrong_field_error
+from ml_factory.errors import CheckpointError, SettingsError, refuse_damaged_content, wrong_field_error
 from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.features.build import FeatureRows
-from ml_factory.inference.bundle import Bundle, check_bars_on_tick
+from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.guard_reference import (
     BAR_WINDOW,
     BINS,
@@ -49,7 +49,7 @@ _Check = tuple[
 class Finding:
     """One finding of the guard.
 
-    kind : "schema" or one of KINDS
+    kind : one of KINDS
     action : "warn", "abstain" (the answer has no probabilities) or "refuse" (the request is an error)
     message : what, got, wanted, in one sentence
     part : of a drift, what it is in
@@ -154,7 +154,7 @@ class Guard:
         self._bars = _Rows(_NO_MOMENTS, np.empty((0, columns)))  # known_at: the end of a bar
         self._features = _Rows(_NO_MOMENTS, np.empty((0, len(self._names)), np.float32))
         self._p = _Rows(_NO_MOMENTS, np.empty((0, 3)))
-        self._waiting, self._losses = _Rows(_NO_MOMENTS, np.empty((0, 3))), np.empty((0, 2))
+        self._waiting, self.losses = _Rows(_NO_MOMENTS, np.empty((0, 3))), np.empty((0, 2))
         self._rows, self._last_mixed, self._jumped = 0, -2, ""  # base bars, the last one that reads bars of two units
 
     @property
@@ -212,15 +212,10 @@ class Guard:
         if not len(place):
             return False
         losses = outcome_losses(self._waiting.values[place], np.array([label]))
-        self._losses = np.concatenate([self._losses, np.column_stack(losses)])[-OUTCOME_WINDOW:]
+        self.losses = np.concatenate([self.losses, np.column_stack(losses)])[-OUTCOME_WINDOW:]
         self._waiting.known_at = np.delete(self._waiting.known_at, place)
         self._waiting.values = np.delete(self._waiting.values, place, axis=0)
         return True
-
-    def outcomes(self) -> dict[str, float | None]:
-        """Return the number of the last outcomes, their mean log loss and the expected one."""
-        found = self._losses.mean(axis=0).tolist() if len(self._losses) else [None, None]
-        return {"outcomes": len(self._losses), "log_loss": found[0], "expected_log_loss": found[1]}
 
     def findings(self, moments: np.ndarray | None = None, mixed: np.ndarray | None = None) -> list[list[Finding]]:
         """Return the findings at each of these rising moments (UTC ns), the weightiest first; None: as of now.
@@ -249,7 +244,7 @@ class Guard:
         """Return plain numbers, texts and arrays, from which `load_state` continues to the bit."""
         tails = {name: dict(vars(getattr(self, f"_{name}"))) for name in _TAILS}
         jump = {"rows": self._rows, "last_mixed": self._last_mixed, "jumped": self._jumped}
-        return tails | {"losses": self._losses.copy()} | jump
+        return tails | {"losses": self.losses.copy()} | jump
 
     def load_state(self, state: Mapping) -> None:
         """Restore a state of `get_state`."""
@@ -257,7 +252,7 @@ class Guard:
             empty, one = getattr(self, f"_{name}").values, state[name]
             values = np.array(one["values"], empty.dtype).reshape(-1, empty.shape[1])
             setattr(self, f"_{name}", _Rows(np.array(one["known_at"], np.int64), values, int(one["first"])))
-        self._losses = np.array(state["losses"], np.float64).reshape(-1, 2)
+        self.losses = np.array(state["losses"], np.float64).reshape(-1, 2)
         self._rows, self._last_mixed = int(state["rows"]), int(state["last_mixed"])
         self._jumped = str(state["jumped"])
 
@@ -327,21 +322,17 @@ class Guard:
     def _checks_of_rows(self, reference: GuardReference, ends: np.ndarray) -> Iterator[_Check]:
         values, (low, high) = self._features.values, (reference.low, reference.high)
         outside = np.maximum(2 * low - high - values, values - 2 * high + low) > 0
+        outside |= np.isnan(values) & (reference.features.shares[:, BINS] == 0)
         yield (
             "range",
             _newest(np.flatnonzero(outside.any(axis=1)) + 1, ends, RECENT_ROWS),
             lambda end: (
-                f"{self._some(outside[end - 1])} are further outside the range of training than it is wide: the first "
-                f"is {values[end - 1, outside[end - 1]][0]:.4g}, between {low[outside[end - 1]][0]:.4g} and "
-                f"{high[outside[end - 1]][0]:.4g} wanted"
+                f"{self._some(outside[end - 1])} are further outside the range of training than it is wide, or NaN and "
+                f"never were: the first is {values[end - 1, outside[end - 1]][0]:.4g}, between "
+                f"{low[outside[end - 1]][0]:.4g} and {high[outside[end - 1]][0]:.4g} wanted"
             ),
         )
-        absent = np.isnan(values) & (reference.features.shares[:, BINS] == 0)
-        yield (
-            "range",
-            _newest(np.flatnonzero(absent.any(axis=1)) + 1, ends, RECENT_ROWS),
-            lambda end: f"{self._some(absent[end - 1])} are NaN and never are in training, numbers wanted",
-        )
+
         constant = constant_rows(values, ROW_WINDOW) & reference.varying
         yield (
             "constant",
@@ -378,8 +369,8 @@ class Guard:
         )
 
     def _calibration(self, limit: float, moments: int) -> Iterator[_Check]:
-        if len(self._losses) == OUTCOME_WINDOW:
-            loss, expected = self._losses.mean(axis=0).tolist()
+        if len(self.losses) == OUTCOME_WINDOW:
+            loss, expected = self.losses.mean(axis=0).tolist()
             yield (
                 "calibration",
                 np.full(moments, 0 if loss - expected > limit else -1),
@@ -401,20 +392,20 @@ def _distances(reference: ColumnReference, rows: _Rows, after: int, until: int) 
     """
     ends = reference.window_ends(len(rows.values), rows.first)
     ends = ends[(ends > after) & (ends <= until)]
-    return ends, reference.ratios(*reference.distances(reference.codes(rows.values), ends))
+    return ends, reference.ratios(reference.distances(reference.codes(rows.values), ends))
 
 
 def _drift(reference: ColumnReference, values: np.ndarray, what: str, column: int, scale: float, end: int) -> str:
     """Return what is strange about one column of the window that ends there."""
     codes = reference.codes(values[end - reference.window : end])
-    (psi,), (ks,) = reference.distances(codes, np.array([len(codes)]))
+    psi, ks = reference.distances(codes, np.array([len(codes)]))[:, 0, column]
     shares, known = reference.shares[column, :BINS], codes[codes[:, column] < BINS, column]
     usual = float(shares @ np.arange(BINS)) / max(float(shares.sum()), 1e-9)
+    limits = reference.limit[:, column] * scale
     where = "absent" if not len(known) else "mostly higher" if known.mean() > usual else "mostly lower"
-    limits = [f"{limit[column] * scale:.2f}" for limit in (reference.psi, reference.ks)]
     return (
         f"{what}, of the last {reference.window}, is distributed otherwise than in training, {where}: "
-        f"PSI {psi[column]:.2f} and KS {ks[column]:.2f}, at most {' and '.join(limits)} wanted"
+        f"PSI {psi:.2f} and KS {ks:.2f}, at most {limits[0]:.2f} and {limits[1]:.2f} wanted"
     )
 
 
@@ -526,12 +517,14 @@ class GuardedStream(PredictionStream):
         """
         found = self.guard.findings()[0] + self._clock
         action, reason = action_and_reason(found)
+        losses = self.guard.losses
+        means = losses.mean(axis=0).tolist() if len(losses) else [None, None]
         last = pd.Timestamp(self.guard.last_end, tz="UTC").isoformat() if self.guard.bars else None
         return {
             "guard": action, "reason": reason, "bars": self.guard.bars, "last_bar_end": last,
             "findings": [asdict(one) for one in found], "drift": self.guard.drift_of_columns(),
             "reference": "training rows of this bundle" if self.bundle.reference else NO_REFERENCE,
-            **self.guard.outcomes(),
+            "outcomes": len(losses), "log_loss": means[0], "expected_log_loss": means[1],
         }  # fmt: skip
 
     def get_state(self) -> dict:
@@ -565,24 +558,6 @@ class GuardedStream(PredictionStream):
         if silent.any():
             columns |= dict(zip(PROBABILITIES, np.where(silent[:, None], np.nan, p_N3).T, strict=True))
         return frame.assign(**columns)
-
-
-def check_request(
-    bundle: Bundle, bars: pd.DataFrame, settings: GuardSettings = DEFAULT_SETTINGS, *, now: pd.Timestamp | None = None
-) -> list[Finding]:
-    """Return the findings on raw bars of one request, as they stand at its last bar, without the state of a feed.
-
-    Bars that `Bundle.predict` refuses give one finding of the kind "schema".
-    """
-    market = bundle.spec.market
-    try:
-        checked, _ = bundle.spec.check_bars(bars)
-        check_bars_on_tick(checked, market, bundle.description["off_tick"])
-    except (BarsError, SettingsError) as error:
-        return [Finding("schema", "refuse", str(error))]
-    guard, base = Guard(bundle, settings), resample_bars(checked, market, bundle.spec.features.base_minutes)
-    guard.push(to_bar_chunk(checked, market), base.known_at)
-    return guard.findings()[0] + ([] if now is None else check_clock(guard.last_end, now, market, settings))
 
 
 def action_and_reason(findings: Iterable[Finding]) -> tuple[str, str]:

@@ -46,14 +46,13 @@ class ColumnReference:
 
     edges : float64 [C, BINS - 1], rising; +inf where a column has fewer bins. A value equal to an edge is above it
     shares : float64 [C, BINS + 1], share of training rows in each bin; the last is that of absent values
-    psi, ks : float64 [C], thresholds of population stability index and Kolmogorov-Smirnov distance
+    limit : float64 [2, C], thresholds of population stability index and Kolmogorov-Smirnov distance
     window, step : rows of a window, and rows from one window to the next
     """
 
     edges: np.ndarray
     shares: np.ndarray
-    psi: np.ndarray
-    ks: np.ndarray
+    limit: np.ndarray
     window: int
     step: int
 
@@ -67,11 +66,10 @@ class ColumnReference:
             if len(finite):
                 found = np.unique(np.quantile(finite, np.arange(1, BINS) / BINS))
                 edges[column, : len(found)] = found
-        none = np.full(columns, np.inf)
-        bins = cls(edges, np.empty((columns, BINS + 1)), none, none, window, step)
+        bins = cls(edges, np.empty((columns, BINS + 1)), np.full((2, columns), np.inf), window, step)
         codes = bins.codes(values)
         shares = np.stack([np.bincount(codes[:, column], minlength=BINS + 1) for column in range(columns)])
-        return cls(edges, shares / max(len(values), 1), none, none, window, step)
+        return replace(bins, shares=shares / max(len(values), 1))
 
     def codes(self, values: np.ndarray) -> np.ndarray:
         """Return the bin of each value, uint8 (N, C)."""
@@ -81,8 +79,8 @@ class ColumnReference:
         out[~np.isfinite(values)] = BINS
         return out
 
-    def distances(self, codes: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (PSI, KS), float64 (E, C), of the windows of rows before each end."""
+    def distances(self, codes: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """Return PSI and KS, float64 (2, E, C), of the windows of rows before each end."""
         columns = len(self.edges)
         places = codes + np.arange(columns) * (BINS + 1)
         least = 0.5 / self.window  # half an observation in an empty bin
@@ -93,12 +91,11 @@ class ColumnReference:
             observed = np.maximum(shares, least)
             found[0, number] = ((observed - expected) * np.log(observed / expected)).sum(axis=1)
             found[1, number] = np.abs(np.cumsum(shares - self.shares, axis=1)).max(axis=1)
-        return found[0], found[1]
+        return found
 
-    def ratios(self, psi: np.ndarray, ks: np.ndarray) -> np.ndarray:
-        """Return the larger of both distances as a multiple of its threshold, (..., C); 0 where neither has one."""
-        limits = (np.where(limit > 0, limit, np.inf) for limit in (self.psi, self.ks))
-        return np.maximum(*(value / limit for value, limit in zip((psi, ks), limits, strict=True)))
+    def ratios(self, distances: np.ndarray) -> np.ndarray:
+        """Return the larger of both distances as a multiple of its threshold, (E, C); 0 where neither has one."""
+        return (distances / np.where(self.limit > 0, self.limit, np.inf)[:, None]).max(axis=0)
 
     def window_ends(self, count: int, numbered_from: int = 0) -> np.ndarray:
         """Return the ends of the windows in `count` rows, of which the first has this number in its feed."""
@@ -179,16 +176,12 @@ def fit_guard_reference(
     usual = float(_threshold(ends, strange, train_rows - newest, BLOCK_ROWS)[0])
     p_N3 = predictions[PROBABILITIES].to_numpy()
     of_p = ColumnReference.fit(p_N3, ROW_WINDOW, ROW_STEP)
-    psi, ks = (
-        one.max(axis=0) * _PROBABILITY_MARGIN for one in of_p.distances(of_p.codes(p_N3), of_p.window_ends(len(p_N3)))
-    )
+    limit = of_p.distances(of_p.codes(p_N3), of_p.window_ends(len(p_N3))).max(axis=1) * _PROBABILITY_MARGIN
     limits = _bar_limits(chunk.part(0, train), market) | {
         "strange_features": max(usual, 0.05 * values.shape[1], 1.0), "excess": _excess_limit(predictions, labels)
     }  # fmt: skip
-    return GuardReference(
-        season, limits, of_bars, of_features, replace(of_p, psi=psi, ks=ks), low, high,
-        ~constant_rows(values[newest:], ROW_WINDOW // 2).any(axis=0),
-    )  # fmt: skip
+    varying = ~constant_rows(values[newest:], ROW_WINDOW // 2).any(axis=0)
+    return GuardReference(season, limits, of_bars, of_features, replace(of_p, limit=limit), low, high, varying)
 
 
 def bar_channels(chunk: BarChunk, market: MarketSpec, season: Mapping[str, Any]) -> np.ndarray:
@@ -278,10 +271,10 @@ def _with_thresholds(
     bins = ColumnReference.fit(values[:train], window, step)
     codes = bins.codes(values[first:])
     ends = bins.window_ends(len(codes))
-    psi, ks = bins.distances(codes, ends)
-    limits = (_threshold(ends, one, train - first, block) for one in (psi, ks))
-    reference = ColumnReference(bins.edges, bins.shares, *limits, window, step)
-    return reference, reference.ratios(psi, ks)
+    distances = bins.distances(codes, ends)
+    limit = np.stack([_threshold(ends, one, train - first, block) for one in distances])
+    reference = replace(bins, limit=limit)
+    return reference, reference.ratios(distances)
 
 
 def _threshold(ends: np.ndarray, values: np.ndarray, train: int, block: int) -> np.ndarray:

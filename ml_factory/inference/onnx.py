@@ -4,7 +4,6 @@ The graph reads what the model reads: preprocessed rows float32 (N, F), or windo
 scores (N, 3), without clock offset and calibration, which are computed by the same code whatever gives the scores.
 """
 
-import io
 import re
 import tempfile
 import warnings
@@ -45,7 +44,6 @@ linear (float[N, F] {INPUT}) => (double[N, {len(CLASSES)}] {OUTPUT}) {{
 """
 # Converters and boosters come with extras; a network's needs torch.
 converters, torch = LazyModule("onnxmltools"), LazyModule("torch")
-export_state_dict = LazyModule("ml_factory.training.export_state_dict")
 xgboost, lightgbm, catboost = (LazyModule(name) for name in ("xgboost", "lightgbm", "catboost"))
 
 
@@ -184,40 +182,18 @@ _ROWS = 3  # of the example that is traced; the batch is dynamic
 
 
 def network_to_onnx(model: Any) -> Any:
-    """Return the network as an `onnx.ModelProto`: scaled windows x_BTF -> logits, without its clock offset."""
+    """Return the network as an `onnx.ModelProto`: scaled windows x_BTF -> logits, without its clock offset.
 
-    def export() -> Any:
-        return torch.onnx.export(
-            model.network.eval(), (_example(model),), dynamo=True, dynamic_shapes=({0: torch.export.Dim("batch")},),
-            opset_version=OPSETS[""], input_names=[INPUT], output_names=[OUTPUT], verbose=False,
-        ).model_proto  # fmt: skip
-
-    return _exported(model, export)
-
-
-def network_to_pt2(model: Any) -> bytes:
-    """Return the file of `torch.export.save`: scaled windows x_BTF -> logits, with its clock offset."""
-
-    def export() -> bytes:
-        module = export_state_dict.network_with_offset(model).eval()
-        program = torch.export.export(module, (_example(model),), dynamic_shapes=({0: torch.export.Dim("batch")},))
-        buffer = io.BytesIO()
-        torch.export.save(program, buffer)
-        return buffer.getvalue()
-
-    return _exported(model, export)
-
-
-def _example(model: Any) -> Any:
-    return torch.zeros(_ROWS, model.lookback, model.n_features)
-
-
-def _exported(model: Any, export: Callable[[], Any]) -> Any:
-    """Run an export. Raises SettingsError where the network cannot be traced."""
+    Raises SettingsError where the network cannot be traced.
+    """
+    example = torch.zeros(_ROWS, model.lookback, model.n_features)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # notes of the exporter on operators that no network here has
         try:
-            return export()
+            return torch.onnx.export(
+                model.network.eval(), (example,), dynamo=True, dynamic_shapes=({0: torch.export.Dim("batch")},),
+                opset_version=OPSETS[""], input_names=[INPUT], output_names=[OUTPUT], verbose=False,
+            ).model_proto  # fmt: skip
         except (RuntimeError, torch._dynamo.exc.UserError) as error:
             raise SettingsError(
                 "This network cannot be exported as a graph", where=model.name, got=str(error).strip()[:200],

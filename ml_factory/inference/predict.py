@@ -26,11 +26,11 @@ from ml_factory.lazy_module import import_module_or_explain
 from ml_factory.models.base import ModelBase, installed_library_versions, softmax
 from ml_factory.models.registry import build_model_from_state
 from ml_factory.models.rows import CLASSES
-from ml_factory.models.session_clock_offset import SessionClockOffset
+from ml_factory.models.session_clock import SessionClockOffset
 from ml_factory.targets.labels import LabelSpec, stored_label_classes
 from ml_factory.targets.primary_rule import primary_rule_side
 
-FORMAT = "ml_factory.model/2"
+FORMAT = "ml_factory.model/3"
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,11 @@ class TrainedModel:
     def estimator(self) -> ModelBase:
         """The fitted model, built once. Raises CheckpointError for a damaged state."""
         return build_model_from_state(self.model_state)
+
+    @cached_property
+    def preprocessing(self) -> Any:
+        """The fitted steps before the model."""
+        return preprocessing_from_dict(self.scaler)
 
     def predict_rows(self, scaled_NF: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Return the estimator's probabilities, float64 (len(rows), 3), of some of the preprocessed rows.
@@ -96,7 +101,7 @@ class TrainedModel:
         if found != FORMAT:
             raise CheckpointError(
                 "Not a trained model of this version", where=where, wanted=FORMAT, got=found,
-                next_step="train the model again, or use the version of ml_factory that wrote it",
+                next_step="train it again: python -m ml_factory train --fresh",
             )  # fmt: skip
         given = {item.name: state[item.name] for item in fields(cls)}
         return cls(**given | {"feature_names": tuple(state["feature_names"])})
@@ -204,10 +209,6 @@ class FittedModels:
         plain = Calibration().to_dict()
         return {name: replace(model, calibration=plain) for name, model in self.models.items()}
 
-    def combine(self, predictions: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-        """Return the prediction of the whole from those of `used`."""
-        return next(iter(predictions.values())) if self.stack is None else stacked_predictions(self.stack, predictions)
-
     def predict_features(
         self, features: pd.DataFrame, *, segment: np.ndarray, rows: np.ndarray | None = None
     ) -> pd.DataFrame:
@@ -215,7 +216,7 @@ class FittedModels:
         found = {
             name: predict_features(model, features, segment=segment, rows=rows) for name, model in self.used.items()
         }
-        return self.combine(found)
+        return next(iter(found.values())) if self.stack is None else stacked_predictions(self.stack, found)
 
 
 def predict_features(
@@ -255,22 +256,12 @@ def predict_features(
                 next_step="pass the segments stored with the features",
             )
         rows = rows[mask_rows_with_full_window(np.asarray(segment), rows, model.lookback)]
-    preprocessing: Any = preprocessing_from_dict(model.scaler)
-    scaled = preprocessing.transform(features.to_numpy(dtype=np.float32))
-    p_N3 = np.empty((len(rows), 3))
+    scaled = model.preprocessing.transform(features.to_numpy(dtype=np.float32))
+    calibration, p_N3 = Calibration.from_dict(model.calibration), np.empty((len(rows), 3))
     for first in range(0, len(rows), batch):
-        some = rows[first : first + batch]
-        p_N3[first : first + batch] = predict_scaled_rows(model, scaled, some)
+        own_N3 = condition_on_classes(model.predict_rows(scaled, rows[first : first + batch]), model.classes)
+        p_N3[first : first + batch] = condition_on_classes(calibration.apply(own_N3), model.classes)
     return pd.DataFrame(p_N3, index=features.index[rows], columns=PROBABILITIES)
-
-
-def predict_scaled_rows(model: TrainedModel, scaled_NF: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return calibrated probabilities, float64 (len(rows), 3), of some of the scaled rows.
-
-    rows : positions; each has its whole window before it.
-    """
-    p_N3 = condition_on_classes(model.predict_rows(scaled_NF, rows), model.classes)
-    return condition_on_classes(Calibration.from_dict(model.calibration).apply(p_N3), model.classes)
 
 
 def stacked_predictions(state: Mapping, predictions: Mapping[str, pd.DataFrame]) -> pd.DataFrame:

@@ -9,13 +9,10 @@ import pandas as pd
 from ml_factory.data.resample import BarChunk, to_bar_chunk
 from ml_factory.data.sessions import MINUTE_NS
 from ml_factory.data.validation import parse_bars
-from ml_factory.datasets.preprocessing import preprocessing_from_dict
-from ml_factory.datasets.row_selection import mask_rows_with_full_window
 from ml_factory.errors import BarsError, CheckpointError, SettingsError, refuse_damaged_content
-from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.features.build import FeatureRows, FeatureStream
 from ml_factory.inference.bundle import Bundle
-from ml_factory.inference.predict import TrainedModel, keep_bets, predict_scaled_rows, split_by_times
+from ml_factory.inference.predict import keep_bets, split_by_times
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.targets.primary_rule import primary_rule_features, primary_side_of_rows
 
@@ -39,7 +36,11 @@ class PredictionStream:
         meta = spec.labels.kind == "meta"
         rule = primary_rule_features(spec.market, spec.features, spec.labels) if meta else None
         self._side = FeatureStream(spec.market, rule, dtype="float64") if meta else None
-        self._models = {name: _ModelRows(model) for name, model in bundle.fitted.used.items()}
+        self._names = list(bundle.description["feature_names"])
+        self._rows = {  # the last ones, for the windows of models
+            "known_at": np.empty(0, np.int64), "segment": np.empty(0, np.int32),
+            "values": np.empty((0, len(self._names)), np.float32),
+        }  # fmt: skip
         self._waiting = bundle.description["warmup_bars"] - bundle.spec.features.warmup_bars if cold else 0
 
     @property
@@ -76,7 +77,7 @@ class PredictionStream:
         """Return plain numbers and arrays; `load_state` on a stream of the same bundle continues from them exactly."""
         return {
             "bundle": fingerprint_json(self.bundle.description), "features": self._features.get_state(),
-            "models": {name: rows.get_state() for name, rows in self._models.items()}, "waiting": self._waiting,
+            "rows": dict(self._rows), "waiting": self._waiting,
             "side": self._side and self._side.get_state(),
         }  # fmt: skip
 
@@ -92,8 +93,7 @@ class PredictionStream:
                     next_step=START_AGAIN,
                 )  # fmt: skip
             self._features.load_state(state["features"])
-            for name, rows in self._models.items():
-                rows.load_state(state["models"][name])
+            self._rows = {name: np.array(state["rows"][name], one.dtype) for name, one in self._rows.items()}
             self._waiting = int(state["waiting"])
             if self._side:
                 self._side.load_state(state["side"])
@@ -116,16 +116,13 @@ class PredictionStream:
         if "volume" in checked:
             checked["volume"] = checked["volume"].fillna(0.0)
         if "contract" in bars:
-            if "chain" not in bars:
+            chain = pd.to_numeric(bars.get("chain", np.nan), errors="coerce")
+            if not np.all((chain > 0) & (chain < np.inf)):
                 raise BarsError(
                     "The price step of a roll is not known to a stream", where=where, got="contracts without a chain",
-                    wanted="the columns contract and chain",
+                    wanted="the columns contract and chain, ratios of prices above 0",
                     next_step="push the bars that prepare wrote, or those of one contract",
                 )  # fmt: skip
-            chain = pd.to_numeric(bars["chain"], errors="coerce").to_numpy(float)
-            if not (np.isfinite(chain) & (chain > 0)).all():
-                raise BarsError("The price step of a roll is no number above 0", where=where, got="the column chain",
-                                wanted="ratios of prices", next_step="push the bars that prepare wrote")  # fmt: skip
             checked["contract"], checked["chain"] = bars["contract"].to_numpy(), bars["chain"].to_numpy(float)
         return checked
 
@@ -133,9 +130,13 @@ class PredictionStream:
         """Return the predictions of the next feature rows, each predicted once; of meta-labels those where the primary
         side bets, with their `side`.
         """
-        known_at = pd.DatetimeIndex(rows.known_at.view("M8[ns]"), tz="UTC", name="known_at")
-        found = {name: one.push(rows, known_at) for name, one in self._models.items()}
-        frame = self.bundle.fitted.combine(found)
+        before, fitted = len(self._rows["values"]), self.bundle.fitted
+        own = {name: np.concatenate([one, getattr(rows, name)]) for name, one in self._rows.items()}
+        index = pd.DatetimeIndex(own["known_at"].view("M8[ns]"), tz="UTC", name="known_at")
+        features, places = pd.DataFrame(own["values"], index, self._names), np.arange(before, len(index))
+        frame, known_at = fitted.predict_features(features, segment=own["segment"], rows=places), index[before:]
+        kept = min(max(fitted.lookback - 1, 0), len(index))
+        self._rows = {name: one[len(one) - kept :].copy() for name, one in own.items()}
         frame = frame[frame.index.isin(known_at[self._waiting :])] if self._waiting else frame
         self._waiting = max(self._waiting - len(rows), 0)
         if rows.side is not None:
@@ -146,37 +147,3 @@ class PredictionStream:
             "run_id": np.full(len(frame), facts["run_id"], dtype=object),
         }  # of one type also where there is no row
         return frame.assign(**{name: pd.Series(text, frame.index, dtype=str) for name, text in texts.items()})
-
-
-class _ModelRows:
-    """The rows of the feed as one model reads them: preprocessed, the last of them kept for its window."""
-
-    def __init__(self, model: TrainedModel):
-        self._model, self._preprocessing = model, preprocessing_from_dict(model.scaler)
-        self._kept = max(model.lookback - 1, 0)
-        self._scaled: np.ndarray | None = None
-        self._segment = np.empty(0, np.int32)
-
-    def push(self, rows: FeatureRows, known_at: pd.DatetimeIndex) -> pd.DataFrame:
-        """Return the probabilities of the next rows that have a whole window."""
-        scaled = self._preprocessing.transform(rows.values)
-        before = 0 if self._scaled is None else len(self._scaled)
-        scaled = scaled if self._scaled is None else np.concatenate([self._scaled, scaled])
-        segment = np.concatenate([self._segment, rows.segment])
-        positions = np.arange(before, len(scaled), dtype=np.int64)
-        if self._model.lookback:
-            positions = positions[mask_rows_with_full_window(segment, positions, self._model.lookback)]
-        p_N3 = predict_scaled_rows(self._model, scaled, positions)
-        first = len(scaled) - min(self._kept, len(scaled))
-        self._scaled, self._segment = scaled[first:].copy(), segment[first:].copy()
-        return pd.DataFrame(p_N3, index=known_at[positions - before], columns=PROBABILITIES)
-
-    def get_state(self) -> dict:
-        return {
-            "segment": self._segment.copy(),
-            "scaled": None if self._scaled is None else self._scaled.copy(),
-        }  # fmt: skip
-
-    def load_state(self, state: Mapping) -> None:
-        self._segment = np.array(state["segment"], dtype=np.int32)
-        self._scaled = None if state["scaled"] is None else np.array(state["scaled"], dtype=np.float32)

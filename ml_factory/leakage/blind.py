@@ -81,24 +81,19 @@ def find_blind_leaks(fit: Fit, values: np.ndarray, labels: pd.DataFrame, split: 
     for reads, forecasts in sorted({(one.reads, one.forecasts) for one in clean.values()}):
         outside = np.setdiff1d(np.arange(len(labels)), np.concatenate([split.roles[role] for role in reads]))
         random = seeded_generator("blind", split.name, *reads)
-        disturbed = disturb_outcomes(labels, outside)
-        runs = {"other outcomes": (values, disturbed, split.roles)}
+        way, given = "other outcomes", (values, disturb_outcomes(labels, outside), split.roles)
         if not forecasts:
-            runs = {
-                "other rows": (*_other_inputs(values, disturbed, outside, random), split.roles),
-                "fewer rows": _without(values, labels, split.roles, outside, random),
-            }
-        for way, given in runs.items():
-            blind = fit(*given)
-            for name, one in clean.items():
-                if (one.reads, one.forecasts) != (reads, forecasts):
-                    continue
-                where = state_difference(one.state, blind[name].state) if name in blind else (": gone", 1)
-                if where:
-                    yield Leak(
-                        one.part or part, f"{name}{where[0] or ' '}", len(outside), str(labels.index[outside[0]]),
-                        split.name, f"it may read {' and '.join(reads)} rows", way, "rows",
-                    )  # fmt: skip
+            way, given = "other rows", _other_rows(*given, outside, random)
+        blind = fit(*given)
+        for name, one in clean.items():
+            if (one.reads, one.forecasts) != (reads, forecasts):
+                continue
+            where = state_difference(one.state, blind[name].state) if name in blind else (": gone", 1)
+            if where:
+                yield Leak(
+                    one.part or part, f"{name}{where[0] or ' '}", len(outside), str(labels.index[outside[0]]),
+                    split.name, f"it may read {' and '.join(reads)} rows", way, "rows",
+                )  # fmt: skip
 
 
 def disturb_outcomes(labels: pd.DataFrame, rows: np.ndarray) -> pd.DataFrame:
@@ -118,18 +113,12 @@ def disturb_outcomes(labels: pd.DataFrame, rows: np.ndarray) -> pd.DataFrame:
     return other
 
 
-def _other_inputs(values: np.ndarray, labels: pd.DataFrame, rows: np.ndarray, random: np.random.Generator) -> tuple:
-    """Return values and labels with other features, and other prices where the labels have them, in these rows."""
-    values = values.copy()
+def _other_rows(values: np.ndarray, labels: pd.DataFrame, roles: Roles, rows: np.ndarray, random) -> tuple:
+    """Return values, labels and roles without two thirds of these rows, with other features and prices in the rest."""
+    values, kept = values.copy(), ~_mask(len(labels), rows[random.random(len(rows)) >= 1 / 3])
     values[rows] = random.normal(5.0, 50.0, (len(rows), values.shape[1])).astype(values.dtype)
     if "close" in labels:
         labels = labels.assign(close=labels["close"].where(~_mask(len(labels), rows), 1.7 * labels["close"]))
-    return values, labels
-
-
-def _without(values: np.ndarray, labels: pd.DataFrame, roles: Roles, rows: np.ndarray, random) -> tuple:
-    """Return values, labels and roles without two thirds of these rows."""
-    kept = ~_mask(len(labels), rows[random.random(len(rows)) >= 1 / 3])
     place = np.cumsum(kept) - 1
     moved = {name: place[np.asarray(one)[kept[one]]] for name, one in roles.items()}
     return values[kept], labels[kept], moved

@@ -1,12 +1,14 @@
-"""Cut points of the proof: moments at which pipelines typically look ahead, and random ones.
+"""Cut points of the proof, where pipelines typically look ahead and at random, and other futures after them.
 
 A leak may be in one row of ten thousand: the last of a session, the first after a hole, the hour the clocks change. So
 the cuts cover such rows first, a few of each kind, and the remaining cuts are spread over the hours of the week.
+A perturbed future is a valid feed that differs strongly from the real one after the cut.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -17,6 +19,10 @@ from ml_factory.seeding import seeded_generator
 
 CLOCKS_THAT_CHANGE = ("America/New_York", "Europe/London")
 EDGES_MIN = (15, 60, 240)
+PRICES = ("open", "high", "low", "close")
+TRUNCATE = "truncate"
+SAME_TIMES = ("rewrite",)
+MOST_INSERTED = 500  # absent bars after the cut that are filled in
 MOST_RANDOM = 20_000  # bars from which the random cuts are drawn
 
 
@@ -96,9 +102,10 @@ def _market_kinds(
         "gap": _largest(inside, silence, random),
         "daylight saving": clocks,
         "extreme": _extremes(bars),
+        "short day": _short_days(edges, len(start)),
+        "one bar before a session end": random.permutation(edges - 1),
         "newest bars": np.array([len(start) - 1, len(start) - 4]),
         "one bar into a session": random.permutation(edges + 1),
-        "soon after daylight saving": np.concatenate([clocks + later for later in (17, 61, 3, 1_440)]),
     }
 
 
@@ -145,6 +152,14 @@ def _extremes(bars: pd.DataFrame) -> np.ndarray:
     return np.array(places, np.int64)
 
 
+def _short_days(edges: np.ndarray, rows: int) -> np.ndarray:
+    """Return ends of sessions far shorter than usual (early closes, holidays), the shortest first."""
+    bounds = np.concatenate([[0], edges, [rows]])
+    length = np.diff(bounds)[:-1]
+    short = np.flatnonzero(length < 0.8 * np.median(length)) if len(length) else np.empty(0, np.int64)
+    return bounds[1:-1][short[np.argsort(length[short], kind="stable")]]
+
+
 def _first_rows_after(places: np.ndarray, start: np.ndarray, rows: np.ndarray, bar_ns: int) -> np.ndarray:
     """Return cuts at the `known_at` of the first row after each of these bars."""
     seen_by = np.searchsorted(rows, start[places[places < len(start)]] + bar_ns)
@@ -166,3 +181,84 @@ def _label_kinds(start: np.ndarray, labels: Mapping[str, Table], random: np.rand
         why: np.array([i for rotation in zip_longest(*lists) for i in rotation if i is not None], np.int64)
         for why, lists in places.items()
     }
+
+
+# ---- other futures -------------------------------------------------------------------------------------------------
+
+
+def perturb_future_bars(bars: pd.DataFrame, first: int, way: str, seed: int = 0, bar_minutes: int = 1) -> pd.DataFrame:
+    """Return the bars with everything from position `first` on changed; earlier bars keep every bit.
+
+    Parameters
+    ----------
+    bars : checked bars of `bar_minutes`, index UTC starts
+    first : position of the first changed bar
+    way : "truncate" or one of `PERTURBATIONS`
+    seed : of the random changes
+    bar_minutes : length of the bars
+    """
+    if way == TRUNCATE:
+        return bars.iloc[:first]
+    later = {name: bars[name].to_numpy()[first:].copy() for name in bars}
+    start = bars.index.as_unit("ns").asi8
+    last = _Last(int(start[first - 1]), float(bars["close"].to_numpy(np.float64)[first - 1]), bar_minutes * MINUTE_NS)
+    start, later = PERTURBATIONS[way](start[first:], later, last, seeded_generator("disturb", way, first, seed))
+    past = bars.iloc[:first]
+    if "volume" in later and "volume" not in bars:
+        past = past.assign(volume=0.0)
+    index = pd.DatetimeIndex(start.view("M8[ns]"), tz="UTC", name=bars.index.name)
+    future = pd.DataFrame({name: later[name] for name in past}, index=index)
+    return pd.concat([past.set_axis(past.index.as_unit("ns")), future]) if len(future) else past
+
+
+class _Last(NamedTuple):
+    """The last bar before the cut: its start (ns), its close and its length (ns)."""
+
+    start: int
+    close: float
+    bar_ns: int
+
+
+def _rewrite(start, later, last, random):
+    """Give the same times other bars: permuted, at 3.7 or 0.27 of their prices (off every tick), or with each return
+    reversed; volumes a thousand times as large, a fifth of them zero, also where there were none.
+    """
+    order = random.permutation(len(start))
+    later = {name: values if name in ("contract", "chain") else values[order] for name, values in later.items()}
+    how = random.integers(0, 3)
+    if how < 2:
+        later |= {name: later[name] * (3.7, 0.27)[how] for name in PRICES}
+    else:
+        sources = {"open": "open", "high": "low", "low": "high", "close": "close"}
+        later |= {name: last.close * (last.close / later[source]) for name, source in sources.items()}
+    volume = np.asarray(later.get("volume", random.lognormal(5.0, 2.0, len(start)))) * 1000.0 + 1.0
+    volume[random.random(len(start)) < 0.2] = 0.0
+    return start, later | {"volume": np.floor(volume)}
+
+
+def _rethin(start, later, last, random):
+    """Delete bars, often those right after the cut, and insert bars where there was none."""
+    kept = random.random(len(start)) >= 0.3
+    kept[: int(random.choice((0, 1, 7, 90)))] = False
+    absent = _absent_bars(start, last, random)
+    price = last.close * np.exp(random.normal(0.0, 0.05, (4, len(absent))))
+    new = {"open": price[0], "high": price.max(axis=0), "low": price.min(axis=0), "close": price[1]}
+    if "volume" in later:
+        new["volume"] = random.integers(1, 10**6, len(absent)).astype(np.float64)
+    for name in later.keys() - new.keys():  # attributes such as the contract: those of the previous bar
+        at = np.maximum(np.searchsorted(start, absent) - 1, 0)
+        new[name] = later[name][at] if len(start) else np.zeros(len(absent), later[name].dtype)
+    times = np.concatenate([start[kept], absent])
+    order = np.argsort(times, kind="stable")
+    return times[order], {name: np.concatenate([later[name][kept], new[name]])[order] for name in later}
+
+
+def _absent_bars(start: np.ndarray, last: _Last, random: np.random.Generator) -> np.ndarray:
+    """Return starts of absent bars from the cut to an hour after the feed: the first ones and random others."""
+    end = (start[-1] if len(start) else last.start) + last.bar_ns + 60 * MINUTE_NS
+    absent = np.setdiff1d(np.arange(last.start + last.bar_ns, end, last.bar_ns), start)
+    nearest, others = np.split(absent, [MOST_INSERTED // 2])
+    return np.sort(np.concatenate([nearest, random.permutation(others)[: MOST_INSERTED // 2]]))
+
+
+PERTURBATIONS: dict[str, Callable] = {"rewrite": _rewrite, "rethin": _rethin}

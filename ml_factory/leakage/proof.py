@@ -16,8 +16,14 @@ import pandas as pd
 
 from ml_factory.errors import SettingsError
 from ml_factory.leakage.blind import find_blind_leaks, find_unpurged_rows
-from ml_factory.leakage.cuts import CutPoint, choose_cut_points
-from ml_factory.leakage.perturb import PERTURBATIONS, SAME_TIMES, TRUNCATE, perturb_future_bars
+from ml_factory.leakage.cuts import (
+    PERTURBATIONS,
+    SAME_TIMES,
+    TRUNCATE,
+    CutPoint,
+    choose_cut_points,
+    perturb_future_bars,
+)
 from ml_factory.leakage.tables import RAISED, Findings, Leak, Table, compare
 from ml_factory.progress import progress_phase
 from ml_factory.targets.label_table import usable_label_rows

@@ -25,12 +25,13 @@ from ml_factory.models.rows import (
     check_training_rows,
     training_data_checksum,
 )
-from ml_factory.models.session_clock_offset import SessionClockOffset
+from ml_factory.models.session_clock import SessionClockOffset
 from ml_factory.process_identity import cores
 from ml_factory.storage.serialization import read_state_file as read_state
 from ml_factory.storage.serialization import write_state_file as write_state
 
 WATCHED = ("numpy", "pandas", "scikit-learn", "xgboost", "lightgbm", "catboost", "torch")
+STATE_FORMAT = 2  # of the states of models, and of the checkpoints of their fits
 FLAT_EPOCHS, FLAT_SHARE = 3, 1e-3  # epochs, and share of the loss, within which a training loss is called flat
 _log = logging.getLogger("ml_factory.training")
 
@@ -47,7 +48,7 @@ class ModelFitResult:
     stopped_early : True where early stopping ended the fit.
     exact : False when it was continued on another machine, thread count or library; `nondeterminism` holds the reasons.
     limited : settings that were lowered for this fit alone: name -> {"wanted", "used"}.
-    compiles : train, accumulate, evaluate -> number of compilations by a lazy device or `torch.compile`.
+    compiles : train, accumulate, evaluate -> number of compilations by a lazy device.
     machine : of networks: device, threads, precision, parameters, peak_bytes (None where the device does not report
         it), rows_per_second (of this session, validation included).
     """
@@ -156,7 +157,7 @@ class ModelBase:
         self._start_from_offset(spec, parts)
         arrays = [array for part in parts for array in (*self._arrays(part.x), part.target, part.weight)]
         run = {
-            "model": self.name, "settings": self._settings_dict(spec.identity()),
+            "format": STATE_FORMAT, "model": self.name, "settings": self._settings_dict(spec.identity()),
             "data": training_data_checksum(self.n_features, *arrays), "offset": self.offset and self.offset.to_dict(),
         }  # fmt: skip
         train, valid = (*parts, None)[:2]
@@ -210,8 +211,8 @@ class ModelBase:
     def load_state(self, state: Mapping) -> "ModelBase":
         """Load the state of an equal model; returns self.
 
-        Raises CheckpointError for the state of another model, or where symbol, horizon or features of both are known
-        and differ.
+        Raises CheckpointError for the state of another model or version, or where symbol, horizon or features of both
+        are known and differ.
         """
         if state.get("model") != self.name:
             raise CheckpointError(
@@ -220,6 +221,7 @@ class ModelBase:
                 wanted=repr(self.name),
                 next_step="use ml_factory.models.registry.build_model_from_state, which builds the right one",
             )
+        check_state_format(state)
         _check_same_training_data(self.trained_on, state)
         self.trained_on = state.get("trained_on") or self.trained_on
         self.set_settings(state["settings"])
@@ -231,8 +233,8 @@ class ModelBase:
     def _state(self, parts: Mapping, n_features: int, offset: Mapping | None) -> dict:
         """Return a state with these parts, and the training data it belongs to, where that is known."""
         known = {"trained_on": dict(self.trained_on)} if self.trained_on else {}
-        facts = {"model": self.name, "settings": self._settings_dict(asdict(self.settings)), "n_features": n_features}
-        return {**facts, "offset": offset, **parts, **known}
+        facts = {"format": STATE_FORMAT, "model": self.name, "settings": self._settings_dict(asdict(self.settings))}
+        return {**facts, "n_features": n_features, "offset": offset, **parts, **known}
 
     def _settings_dict(self, training: dict) -> dict:
         """Return these settings of the training with all others that `set_settings` takes."""
@@ -245,6 +247,16 @@ class ModelBase:
     def load(self, path: str | Path) -> "ModelBase":
         """Load the model that `save` wrote; returns self."""
         return self.load_state(read_state(path))
+
+
+def check_state_format(stored: Mapping) -> None:
+    """Raise CheckpointError for a model's state, or a checkpoint of its fit, that another version wrote."""
+    if stored.get("format") != STATE_FORMAT:
+        name = stored.get("model")
+        raise CheckpointError(
+            "Another version of ml_factory wrote this model", where=name, got=f"format {stored.get('format', 1)}",
+            wanted=STATE_FORMAT, next_step=f"train it again: python -m ml_factory train --model {name} --fresh",
+        )  # fmt: skip
 
 
 def _check_same_training_data(expected: Mapping, state: Mapping) -> None:
@@ -339,7 +351,9 @@ def apply_fit_limits(settings, limits: Mapping | None) -> tuple[Any, dict]:
 
 
 def check_checkpoint_of_same_fit(saved: Mapping, wanted: Mapping) -> None:
-    """Raise CheckpointError for a checkpoint of other settings or other rows."""
+    """Raise CheckpointError for a checkpoint of another version, of other settings or of other rows."""
+    if "format" in wanted:  # a recipe's training has no model of the registry
+        check_state_format(saved)
     for part in ("model", "settings", "data"):
         if saved.get(part) != wanted[part]:
             raise CheckpointError(

@@ -15,7 +15,7 @@ from ml_factory.errors import (
     refuse_damaged_content,
 )
 from ml_factory.lazy_module import import_module_or_explain
-from ml_factory.models.base import ModelBase
+from ml_factory.models.base import ModelBase, check_state_format
 from ml_factory.models.setting_names import rename_network_settings, rename_tabular_settings
 from ml_factory.seeding import seeded_generator
 
@@ -157,6 +157,7 @@ def build_model_from_state(state: Mapping) -> ModelBase:
 
 def model_state_from_checkpoint(saved: Mapping, trained_on: Mapping) -> dict:
     """Return the model's state, as of `get_state`, in the checkpoint of a training on these rows."""
+    check_state_format(saved)
     state = build_model(saved["model"], **saved["settings"]).state_from_checkpoint(saved)
     return state | ({"trained_on": dict(trained_on)} if trained_on else {})
 

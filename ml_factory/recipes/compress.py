@@ -3,6 +3,7 @@
 O rows of a weight, each with a scale of its own; N test rows.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -16,9 +17,10 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 from torch.utils.benchmark import Timer
 
-from ml_factory.errors import FactoryError, SettingsError, did_you_mean, refuse_damaged_content
+from ml_factory.errors import FactoryError, SettingsError, refuse_damaged_content
 from ml_factory.evaluation.recipe_plots import draw_compression
 from ml_factory.lazy_module import LazyModule
+from ml_factory.models.base import check_settings
 from ml_factory.recipes.run import RESULT, open_recipe_run
 from ml_factory.recipes.t5 import (
     T5Data,
@@ -42,7 +44,7 @@ quantization, transformers = LazyModule("torchao.quantization"), LazyModule("tra
 
 NAME, FILE, ORIGINAL = "compress", "variant.state", "original"
 INT8 = {"int8_dynamic": "Int8DynamicActivationInt8WeightConfig", "int8_weights": "Int8WeightOnlyConfig"}  # of torchao
-METHODS = ("magnitude", "structured", *INT8)
+_PRUNING = r"(magnitude|structured)(?::(0?\.0*[1-9]\d*))?"  # and the share that is removed
 DEFAULT = "magnitude:0.5,structured:0.5,int8_dynamic,int8_weights"
 TOLERANCE = 1e-5  # between the reported quality and that of the file
 QUALITY = "accuracy"
@@ -84,25 +86,19 @@ class CompressionSettings:
     @cached_property
     def shares(self) -> dict[str, tuple[str, float]]:
         """Method as it is written -> its name and the share that it removes, 0 for a number format."""
-        return {text.strip(): parse_method(text) for text in (ORIGINAL, *self.methods.split(","))}
+        check_settings(self, recovery_epochs="[1, inf)", recovery_rate="(0, inf)", rounds="[1, inf)")
+        return {ORIGINAL: (ORIGINAL, 0.0)} | {
+            text.strip(): parse_method(text.strip()) for text in self.methods.split(",")
+        }
 
 
 def parse_method(text: str) -> tuple[str, float]:
     """Return a method's name and the share that it removes, 0 for a number format. Raises SettingsError."""
-    name, _, share = text.strip().partition(":")
-    if name not in (ORIGINAL, *METHODS):
-        raise SettingsError("There is no such method", where="methods", got=repr(name), wanted=", ".join(METHODS),
-                            next_step=did_you_mean(name, METHODS))  # fmt: skip
-    if name not in ("magnitude", "structured") and not share:
-        return name, 0.0
-    try:
-        removed = float(share or "0.5")
-    except ValueError:
-        removed = 0.0
-    if name not in ("magnitude", "structured") or not 0 < removed < 1:
-        raise SettingsError("A method removes a share", where="methods", got=repr(text),
+    pruned, formatted = (re.fullmatch(pattern, text) for pattern in (_PRUNING, "|".join(INT8)))
+    if not pruned and not formatted:
+        raise SettingsError("There is no such method", where="methods", got=repr(text),
                             wanted="magnitude:0.5, structured:0.5, int8_dynamic or int8_weights")  # fmt: skip
-    return name, removed
+    return (pruned[1], float(pruned[2] or 0.5)) if pruned else (text, 0.0)
 
 
 @dataclass(frozen=True)
@@ -128,13 +124,10 @@ class _Trained:
 
 def _open_trained(settings: CompressionSettings) -> _Trained:
     folder = Path(settings.model).expanduser()
-    if not settings.model or not files.is_file(folder / RESULT):
-        raise SettingsError("There is no finished run here", where="--model", got=settings.model or "none",
-                            wanted="the folder of a run of recipe t5")  # fmt: skip
-    facts = files.read_json(folder / RESULT)
-    if not isinstance(facts, dict) or facts.get("recipe") != "t5":
-        raise SettingsError("This run cannot be compressed", where=folder / RESULT,
-                            got=facts.get("recipe") if isinstance(facts, dict) else facts, wanted="t5")  # fmt: skip
+    facts = files.read_json(folder / RESULT) if settings.model and files.is_file(folder / RESULT) else {}
+    if facts.get("recipe") != "t5":
+        raise SettingsError("There is no finished run here", where="--model", wanted="the folder of a run of recipe t5",
+                            got=facts.get("recipe") or settings.model or "none")  # fmt: skip
     with refuse_damaged_content(
         SettingsError, "This result is damaged", where=folder / RESULT, next_step="train again"
     ):
@@ -350,18 +343,14 @@ def _dominates(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def _note(row: Mapping[str, Any], original: Mapping[str, Any]) -> str:
     """Return what a reader must know of a row."""
-    if row is original:
-        return ""
-    notes, by_magnitude = [], row["method"].startswith("magnitude")
-    if by_magnitude:
-        notes.append(f"{row['zeros']:.0%} zeros, stored and multiplied like other numbers: sparse without speed")
-    elif original["p50_ms"] / row["p50_ms"] < 1.05:
-        notes.append("not faster here")
-    if row["bytes"] >= original["bytes"] and not by_magnitude:
-        notes.append("not smaller")
-    if row["high"] < original["low"]:
-        notes.append("clearly worse")
-    return "; ".join(notes)
+    by_magnitude = row["method"].startswith("magnitude")
+    notes = {
+        f"{row['zeros']:.0%} zeros, stored and multiplied like other numbers: sparse without speed": by_magnitude,
+        "not faster here": not by_magnitude and original["p50_ms"] / row["p50_ms"] < 1.05,
+        "not smaller": not by_magnitude and row["bytes"] >= original["bytes"],
+        "clearly worse": row["high"] < original["low"],
+    }
+    return "; ".join(note for note, holds in notes.items() if holds and row is not original)
 
 
 def summary(facts: Mapping[str, Any]) -> str:

@@ -36,17 +36,17 @@ class ShardSamples:
 
     def __init__(self, paths: Sequence[Path], size: int, classes: int, seed: int):
         self.size, self.classes, self.seed = size, classes, seed
-        shards = [(path, index_shard(path)) for path in paths]
-        self.fingerprint = fingerprint_json([[path.name, fingerprint_json(found)] for path, found in shards])[:24]
-        self._sizes = [(path.name, len(found)) for path, found in shards]
-        self._rows = [(path, key, members) for path, found in shards for key, members in found.items()]
+        self._shards = {str(path): index_shard(path) for path in paths}
+        named = [[path.name, fingerprint_json(self._shards[str(path)])] for path in paths]
+        self.fingerprint = fingerprint_json(named)[:24]
+        self._rows = [(Path(path), key, one) for path, found in self._shards.items() for key, one in found.items()]
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def order(self, epoch: int) -> np.ndarray:
         """Return the numbers of all samples in the order of an epoch, int64 (N,)."""
-        return ShardPlan(self._sizes, self.seed, epoch).order()
+        return ShardPlan(self._shards, self.seed, epoch).order()
 
     def read(self, number: int) -> tuple[np.ndarray, int]:
         """Return the image uint8 (H, W, 3) and its class. Raises FileError for a broken sample."""
@@ -123,10 +123,10 @@ class ImageBatches:
     def batches(self, wanted: Iterable[np.ndarray]) -> Iterator[tuple[torch.Tensor, ...]]:
         """Yield the batch of each of these positions; the next one is decoded meanwhile."""
         remaining = list(wanted)
-        for now, following in zip(remaining, [*remaining[1:], None], strict=True):
-            batch = self(now)
-            if following is not None:
-                self.prefetch(following)
+        for number, positions in enumerate(remaining):
+            batch = self(positions)
+            if number + 1 < len(remaining):
+                self.prefetch(remaining[number + 1])
             yield batch
 
     def close(self) -> None:

@@ -32,37 +32,29 @@ def read_labelled_texts(address: str) -> pd.DataFrame:
     Raises SettingsError, FileError with the number of the first wrong line.
     """
     path = fetch_file(address) if "://" in address else check_file_exists(Path(address).expanduser())
-
-    def wrong(number: int, got: str, wanted: str) -> FileError:
-        return FileError("This line cannot be read", where=f"{path}, line {number}", got=got, wanted=wanted,
-                         next_step="correct the line, or delete it")  # fmt: skip
-
-    content = files.read(path, 1 << 30)
+    rows = dict[str, list[str]]()
     try:
-        lines = content.decode("utf-8-sig").split("\n")
+        header, *lines = files.read(path, 1 << 30).decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
-        number = content.count(b"\n", 0, error.start) + 1
-        raise wrong(number, f"byte {content[error.start]:#04x}", "UTF-8 (iconv -t utf-8)") from None
-    names = [name.strip().lower() for name in lines[0].split("\t")]
+        raise FileError("The file is no UTF-8", where=path, got=error, next_step="iconv -t utf-8 converts it") from None
+    names = [name.strip().lower() for name in header.split("\t")]
     if missing := [name for name in COLUMNS if names.count(name.lower()) != 1]:
-        raise wrong(1, " | ".join(names)[:100], f"a header that names {missing[0]} once, separated by tabs")
-    places, rows, seen = [names.index(name.lower()) for name in COLUMNS], [], dict[str, int]()
-    for number, line in enumerate(lines[1:], 2):
-        values = line.rstrip("\r").split("\t")
-        if not line.strip():
-            continue
-        if len(values) != len(names):
-            raise wrong(number, f"{len(values)} fields", f"{len(names)}, as the header has")
-        row = [values[at].strip() for at in places]
-        if "" in row:
-            raise wrong(number, f"an empty {COLUMNS[row.index('')]}", "a value in every column")
-        if row[0] in seen:
-            raise wrong(number, f"Id {row[0][:60]!r} as in line {seen[row[0]]}", "every Id once")
-        seen[row[0]] = number
-        rows.append(row)
+        raise FileError("The header does not name the columns", where=f"{path}, line 1", got=header[:100],
+                        wanted=f"{missing[0]} once, separated by tabs", next_step="correct the line")  # fmt: skip
+    for number, line in enumerate(lines, 2):
+        values = [value.strip() for value in line.split("\t")]
+        own = [values[at] for at in (names.index(name.lower()) for name in COLUMNS) if at < len(values)]
+        if line.strip() and (len(values) != len(names) or "" in own or own[0] in rows):
+            raise FileError(
+                "This line cannot be read", where=f"{path}, line {number}", got=repr(line[:100]),
+                wanted=f"{len(names)} fields as in the header, no empty Id, Text or Label, and each Id once",
+                next_step="correct the line, or delete it",
+            )  # fmt: skip
+        if line.strip():
+            rows[own[0]] = own
     if not rows:
         raise FileError("The file has no rows", where=path, wanted="lines below the header")
-    return pd.DataFrame(rows, columns=COLUMNS, dtype=object)
+    return pd.DataFrame(rows.values(), columns=COLUMNS, dtype=object)
 
 
 def split_by_blocks(rows: pd.DataFrame, validation: float, test: float) -> dict[str, pd.DataFrame]:
@@ -97,20 +89,17 @@ def check_parts(parts: Mapping[str, pd.DataFrame]) -> tuple[str, ...]:
 
 
 def overview(parts: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
-    """Return counts, lengths, balance, and repeated texts of each part.
+    """Return counts and lengths of each part.
 
     seen_in_training : rows of another part whose text, but for case and blanks, is in the training rows as well.
     """
-    found = {}
-    for name, rows in parts.items():
-        found[name] = {
+    return {
+        name: {
             "rows": len(rows), "labels": rows["Label"].value_counts().sort_index().to_dict(),
-            "characters": _quantiles(rows["Text"].str.len()), "words": _quantiles(rows["Text"].str.split().str.len()),
-            "repeated": int(_plain(rows).duplicated().sum()),
-        }  # fmt: skip
-        if name != "train":
-            found[name]["seen_in_training"] = int((~unseen_rows(parts, name)).sum())
-    return found
+            "median_characters": float(rows["Text"].str.len().median()),
+            "seen_in_training": int((~unseen_rows(parts, name)).sum()) if name != "train" else len(rows),
+        } for name, rows in parts.items()
+    }  # fmt: skip
 
 
 def unseen_rows(parts: Mapping[str, pd.DataFrame], name: str) -> np.ndarray:
@@ -122,23 +111,14 @@ def _plain(rows: pd.DataFrame) -> pd.Series:
     return rows["Text"].str.lower().str.split().str.join(" ")
 
 
-def _quantiles(values: pd.Series) -> dict[str, int]:
-    found = np.percentile(values, [0, 50, 95, 100], method="lower").astype(int).tolist()
-    return dict(zip(("least", "median", "95%", "most"), found, strict=True))
-
-
 def describe(found: Mapping[str, Any]) -> str:
     """Format an overview in one line a part."""
-    lines = []
-    for name, facts in found.items():
-        counts = ", ".join(f"{label[:24]} {count:,}" for label, count in list(facts["labels"].items())[:8])
-        size = facts["characters"]
-        seen = f", {facts['seen_in_training']:,} seen in training" if "seen_in_training" in facts else ""
-        lines.append(
-            f"{name}: {facts['rows']:,} rows ({counts}); characters {size['least']} to {size['most']:,}, "
-            f"median {size['median']}; {facts['repeated']:,} repeated{seen}"
-        )
-    return "\n".join(lines)
+    return "\n".join(
+        f"{name}: {one['rows']:,} rows ("
+        + ", ".join(f"{label[:24]} {count:,}" for label, count in list(one["labels"].items())[:8])
+        + f"); characters, median {one['median_characters']:.0f}; {one['seen_in_training']:,} seen in training"
+        for name, one in found.items()
+    )
 
 
 def baseline_accuracies(train: pd.DataFrame, test: pd.DataFrame) -> dict[str, float]:

@@ -5,8 +5,7 @@ B rows of a batch, C classes, H height, W width.
 
 import logging
 import shutil
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,15 +15,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ml_factory.errors import CheckpointError, FactoryError, SettingsError
+from ml_factory.errors import CheckpointError, SettingsError
 from ml_factory.lazy_module import LazyModule
+from ml_factory.models.base import check_settings
 from ml_factory.recipes.images import ImageBatches, MadeUpSamples, ShardSamples
 from ml_factory.recipes.run import is_writing_process, open_recipe_run, weights_fingerprint
 from ml_factory.recipes.shards import local_shards
 from ml_factory.recipes.worker_log import WorkerLog
 from ml_factory.seeding import derive_seed
 from ml_factory.storage.files import files
-from ml_factory.storage.mirror import Mirror, fetch_file
+from ml_factory.storage.mirror import fetch_file
+from ml_factory.storage.remote import Remote
 from ml_factory.storage.serialization import read_state_file, write_state_file
 from ml_factory.storage.workspace import Workspace
 from ml_factory.training.device import Device, pick_device
@@ -55,10 +56,9 @@ class ResNetSettings:
     stem : small: a 3x3 convolution and no pooling, for images of about 32 pixels; standard: 7x7 in steps of 2, pooled.
     sync_bn : batch normalisation over all processes.
     label_smoothing : share of the target that all classes get.
-    save_model : file of the weights; model_bucket : bucket that gets it too.
+    save_model : file of the weights; model_bucket : bucket that gets it too, with or without gs://.
     logdir : folder or gs:// of the workers' logs and of TensorBoard events; "" for the run's folder.
-    load_object : object in the bucket with the weights to begin with.
-    load_file : local file with them; where both are given, the file that the object is downloaded to.
+    initial : weights to begin with, a file that save_model wrote or its address in a bucket.
     """
 
     training: TrainSpec = field(default_factory=TrainSpec)
@@ -69,7 +69,6 @@ class ResNetSettings:
     test_size: int = 0
     image_size: int = 32
     workers: int = 8
-    allow_pipe: bool = False
     classes: int = 10
     width: int = 64
     stem: str = "small"
@@ -78,19 +77,14 @@ class ResNetSettings:
     save_model: str = ""
     model_bucket: str = ""
     logdir: str = ""
-    load_file: str = ""
-    load_object: str = ""
+    initial: str = ""
 
     def __post_init__(self):
-        for name, least in (("classes", 2), ("width", 1)):
-            if getattr(self, name) < least:
-                raise SettingsError("Cannot build this network", where=name, got=getattr(self, name), wanted=least)
-        if self.stem not in STEMS:
-            raise SettingsError("Unknown stem", where="stem", got=repr(self.stem), wanted=" or ".join(STEMS))
-        if not 0 <= self.label_smoothing < 1:
-            raise SettingsError(
-                "A share of the target", where="label_smoothing", got=self.label_smoothing, wanted="[0, 1)"
-            )
+        some, any_ = "[1, inf)", "[0, inf)"
+        check_settings(
+            self, classes="[2, inf)", width=some, image_size=some, workers=some, train_size=any_, test_size=any_,
+            stem=STEMS, label_smoothing="[0, 1)",
+        )  # fmt: skip
 
     @property
     def network(self) -> dict[str, Any]:
@@ -107,14 +101,12 @@ def train_resnet50(
     Raises SettingsError, FileError, WorkspaceError, CheckpointError.
     """
     spec, device = settings.training, pick_device(settings.training)
-    weights, network = _first_weights(settings), build_resnet50(settings)
-    if weights is not None:
-        _load_weights(network, weights)
-    first = is_writing_process()
+    network, first = build_resnet50(settings), is_writing_process()
+    initial = _load_weights(network, settings.initial) if settings.initial else ""
     say = emit if first else (lambda line: None)
     train, test = _open_samples(settings, "train"), _open_samples(settings, "test")
     data = {"train": train.fingerprint, "test": test.fingerprint, "image_size": settings.image_size}
-    kept = settings.network | {"initial": "" if weights is None else weights_fingerprint(weights)}
+    kept = settings.network | {"initial": initial}
     identity = {"network": kept, "training": spec.identity(), "data": data}
     with ExitStack() as stack:
         run = stack.enter_context(open_recipe_run(
@@ -144,9 +136,9 @@ def train_resnet50(
         validation = Validation(validate, metrics=lambda: {"accuracy": last["accuracy"]})
         fit = run.train(network, feed, images, spec, validation, settings=kept, data=data, callbacks=(log,))
         facts = {
-            "run": run.run.run_id, "recipe": NAME, **log.end(), **images.evaluate(network, held, spec.eval_batch),
-            "train_samples": len(train), "test_samples": len(test), "settings": asdict(settings),
-            "log": settings.logdir or str(log.folder),
+            "run": run.run.run_id, "recipe": NAME, **log.end(fit.history),
+            **images.evaluate(network, held, spec.eval_batch), "train_samples": len(train), "test_samples": len(test),
+            "settings": asdict(settings), "log": settings.logdir or str(log.folder),
         }  # fmt: skip
         if run.writes:
             own = {name: value.detach().cpu().clone() for name, value in network.state_dict().items()}
@@ -214,7 +206,7 @@ def _open_samples(settings: ResNetSettings, part: str) -> ShardSamples | MadeUpS
     expected, made = getattr(settings, f"{part}_size"), (settings.image_size, settings.classes, settings.training.seed)
     if settings.fake:
         return MadeUpSamples(expected or (1024 if part == "train" else 256), *made)
-    samples = ShardSamples(local_shards(getattr(settings, part), allow_pipe=settings.allow_pipe), *made)
+    samples = ShardSamples(local_shards(getattr(settings, part)), *made)
     if expected and expected != len(samples):
         _log.warning("--%ssize gives %s samples, the shards hold %s: an epoch is once over those", part,
                      f"{expected:,}", f"{len(samples):,}")  # fmt: skip
@@ -224,61 +216,29 @@ def _open_samples(settings: ResNetSettings, part: str) -> ShardSamples | MadeUpS
 # ---------------------------------------------------------------------- weights
 
 
-def _first_weights(settings: ResNetSettings) -> Mapping | None:
-    """Return the weights to begin with; None without any."""
-    if settings.load_object:
-        path = _download(settings)
-    elif settings.load_file:
-        path = Path(settings.load_file).expanduser()
-    else:
-        return None
-    what, wanted = "These are no weights of this recipe", "a file that --save_model wrote"
+def _load_weights(network: nn.Module, address: str) -> str:
+    """Load the weights of this file or object into the network, and return their hash. Raises SettingsError."""
+    path = fetch_file(address) if "://" in address else Path(address).expanduser()
     try:
-        state = read_state_file(path)
-    except CheckpointError as error:
-        raise FactoryError(what, where=path, got=error, wanted=wanted, next_step="files of torch.save are programs when"
-                           " they are read, and are not") from None  # fmt: skip
-    if state.get("model") != NAME or not isinstance(state.get("weights"), dict):
-        raise FactoryError(what, where=path, got=f"the state of {state.get('model')}", wanted=wanted)
-    return state["weights"]
-
-
-def _load_weights(network: nn.Module, weights: Mapping) -> None:
-    try:
+        weights = read_state_file(path)["weights"]
         network.load_state_dict(weights)
-    except (RuntimeError, TypeError, AttributeError) as error:
+    except (CheckpointError, LookupError, RuntimeError, TypeError, AttributeError) as error:
         raise SettingsError(
-            "These weights are another network's", where="--load_chkpt_file", got=" ".join(str(error).split())[:300],
-            next_step="take the --width, --stem and --classes it was trained with",
+            "These are no weights of this network", where=path, got=" ".join(str(error).split())[:300],
+            wanted="a file that --save_model wrote, and its --width, --stem and --classes",
+            next_step="files of torch.save are programs when they are read, and are not",
         ) from None  # fmt: skip
-
-
-def _download(settings: ResNetSettings) -> Path:
-    """Return the local file of the object with the weights to begin with."""
-    address = settings.load_object
-    if not settings.model_bucket and "://" not in address:
-        raise SettingsError("Which bucket holds this object?", where="--load_chkpt_file", got=address,
-                            next_step="add --model_bucket (BUCKET), or give gs://BUCKET/OBJECT")  # fmt: skip
-    bucket = settings.model_bucket.removeprefix("gs://").rstrip("/")
-    found = fetch_file(address if "://" in address else f"gs://{bucket}/{address}")
-    if not settings.load_file:
-        return found
-    target = Path(settings.load_file).expanduser()
-    target = target / found.name if files.is_folder(target) else target
-    files.replace(target, lambda temporary: shutil.copyfile(found, temporary))
-    return target
+    return weights_fingerprint(weights)
 
 
 def _save_weights(settings: ResNetSettings, folder: Path) -> dict[str, str]:
     """Copy the weights of the finished run to the requested file, and to the bucket."""
     if not settings.save_model:
         return {}
-    path, bucket = Path(settings.save_model).expanduser(), settings.model_bucket
+    path = Path(settings.save_model).expanduser()
     files.replace(path, lambda temporary: shutil.copyfile(folder / WEIGHTS, temporary))
-    if not bucket:
+    if not settings.model_bucket:
         return {"saved": str(path)}
-    address = bucket if "://" in bucket else f"gs://{bucket}"
-    with tempfile.TemporaryDirectory() as alone:
-        shutil.copyfile(path, Path(alone) / path.name)
-        Mirror(address, alone).push()
-    return {"saved": str(path), "uploaded": f"{address.rstrip('/')}/{path.name}"}
+    address = f"gs://{settings.model_bucket.removeprefix('gs://').rstrip('/')}"
+    Remote(address).put(path, path.name)
+    return {"saved": str(path), "uploaded": f"{address}/{path.name}"}

@@ -207,14 +207,6 @@ def tpu_host() -> int:
     return int(number)
 
 
-def check_number_of_hosts(hosts: int) -> None:
-    """Raise SettingsError where TPU_PROCESS_COUNT is another number than these hosts; 1 is any number."""
-    count = os.environ.get("TPU_PROCESS_COUNT", "").strip()
-    if count and hosts > 1 and count != str(hosts):
-        raise SettingsError("Two numbers of hosts", where="tpu_num_hosts", got=hosts,
-                            wanted=f"{count}, as TPU_PROCESS_COUNT has it")  # fmt: skip
-
-
 def root_of_output(output_dir: str) -> str:
     """Return the folder or address of a run's output: a relative folder lies in ML_FACTORY_ROOT where that is a
     bucket, as on the workers of a TPU slice, whose disks are lost with them.

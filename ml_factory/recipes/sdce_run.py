@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from ml_factory.argument_checks import check_field_types, check_file_exists, check_seed
+from ml_factory.argument_checks import check_file_exists
 from ml_factory.errors import SettingsError, did_you_mean
 from ml_factory.lazy_module import LazyModule
+from ml_factory.models.base import check_settings
 from ml_factory.process_identity import wants_bfloat16
 from ml_factory.recipes.language_models import DTYPES, LanguageModel, load_causal_model
 from ml_factory.recipes.run import (
-    check_number_of_hosts,
     is_writing_process,
     open_recipe_run,
     root_of_output,
@@ -40,7 +40,6 @@ from ml_factory.training.spec import TrainSpec
 yaml = LazyModule("yaml")
 NAME = "sdce"
 NGRAM_TOKENS = 4_000_000  # training tokens that the n-gram model counts, at most
-IN_MEMORY = 1 << 30  # bytes of rows that are read into memory; more is read from disk batch by batch
 DEVICES = {"auto": "auto", "cpu": "cpu", "cuda": "cuda", "tpu": "xla"}
 PRECISIONS = {"auto": "auto", "no": "fp32", "fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
 
@@ -111,22 +110,14 @@ class SdceSettings:
     wandb_project: str = _at("training.wandb_project", "", machine=True)
 
     def __post_init__(self) -> None:
-        check_field_types(self)
-        check_seed(self.seed)
-        choices = {"model_dtype": DTYPES, "surrogate_dtype": DTYPES, "surrogate_cache": ("none", "float32"),
-                   "device": DEVICES, "mixed_precision": PRECISIONS, "loss_type": KINDS}  # fmt: skip
-        for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise SettingsError("Unknown value", where=name, got=repr(getattr(self, name)), wanted=", ".join(known))
-        at_least_1 = ("surrogate_k", "tpu_num_hosts", "batch_size", "gradient_accumulation_steps")
-        at_least_0 = ("rows_at_once", "max_tokens", "tpu_cores", "surrogate_loss_weight_initial",
-                      "surrogate_loss_weight_final")  # fmt: skip
-        bounds = dict.fromkeys(at_least_1, (1, math.inf)) | dict.fromkeys(at_least_0, (0, math.inf))
-        bounds |= {"max_seq_length": (2, math.inf), "probability_threshold": (0, 1), "validation_share": (1e-6, 1)}
-        for name, (low, high) in bounds.items():
-            if not low <= getattr(self, name) < high:
-                raise SettingsError("Cannot train with this", where=name, got=getattr(self, name),
-                                    wanted=f"at least {low}, below {high}")  # fmt: skip
+        some, any_ = "[1, inf)", "[0, inf)"
+        check_settings(
+            self, model_dtype=tuple(DTYPES), surrogate_dtype=tuple(DTYPES), surrogate_cache=("none", "float32"),
+            device=tuple(DEVICES), mixed_precision=tuple(PRECISIONS), loss_type=KINDS, surrogate_k=some,
+            tpu_num_hosts=some, batch_size=some, gradient_accumulation_steps=some, rows_at_once=any_, max_tokens=any_,
+            tpu_cores=any_, surrogate_loss_weight_initial=any_, surrogate_loss_weight_final=any_, seed=any_,
+            max_seq_length="[2, inf)", probability_threshold="[0, 1)", validation_share="(0, 1)",
+        )  # fmt: skip
         halves = self.precision == "fp16" or (self.needs_surrogate and self.surrogate_dtype == "float16")
         if self.device == "tpu" and halves:
             raise SettingsError("A TPU has no fp16", where="mixed_precision", got="fp16", wanted="bf16 or no",
@@ -225,7 +216,10 @@ def run_sdce(
             _surrogate_tokens(settings, base, train, fingerprint, device, say)
             if settings.needs_surrogate else (None, (), {})
         )  # fmt: skip
-        feed, held_feed = _feed(device, [train, *cached]), _feed(device, [held_out])
+        feed, held_feed = (  # gathered on the host: the arrays lie on the disk
+            BatchLoader(device, [*parts, np.ones(len(parts[0]), np.float32)], resident=False)
+            for parts in ([train, *cached], [held_out])
+        )
         loss = SurrogateLoss(
             settings.loss_type, settings.surrogate_loss_weight_initial, settings.surrogate_loss_weight_final,
             threshold=settings.probability_threshold, top_tokens=online,
@@ -271,7 +265,6 @@ def summary(result: dict[str, Any]) -> str:
 
 def _training_spec(given: SdceSettings) -> tuple[TrainSpec, Device]:
     """Return the settings of the loop, with the batch of all devices together, and the device."""
-    check_number_of_hosts(given.tpu_num_hosts)
     common = {"device": DEVICES[given.device], "precision": given.precision, "threads": given.threads}
     device, accumulate = pick_device(TrainSpec(**common)), given.gradient_accumulation_steps
     spec = TrainSpec(
@@ -364,51 +357,24 @@ def _share_with_token(top_tokens: SurrogateTopTokens, rows: np.ndarray, threshol
     return share
 
 
-def _feed(device: Device, parts: list[np.ndarray]) -> BatchLoader:
-    """Return the loader of these rows, in memory where they are few, with a weight of 1 for each."""
-    few = sum(part.nbytes for part in parts) <= IN_MEMORY
-    weights = np.ones(len(parts[0]), np.float32)
-    return BatchLoader(device, [*(np.array(part) if few else part for part in parts), weights], None if few else False)
-
-
 def ngram_losses(train_NT: np.ndarray, held_out_NT: np.ndarray, vocabulary: int, most: int = 6) -> list[float]:
-    """Return the mean nats of tokens 1 .. T - 1 of held-out rows, as networks are scored, by 1-grams, 2-grams, ….
+    """Return the mean nats of tokens 1 .. T - 1 of held-out rows, as networks are scored, by 1-grams to `most`-grams.
 
     The cheapest baseline, interpolated with Witten-Bell weights: P(w | h) = (count(h w) + kinds(h) P(w | h')) /
     (count(h) + kinds(h)), where kinds(h) is the number of different tokens seen after h, h' is h without its oldest
-    token, and before any context each token has 1 / V. Contexts do not cross rows. Orders go up to `most`, or as far as
-    an n-gram has a number of 63 bits.
+    token, and before any context each token has 1 / V. Contexts do not cross rows.
     """
-    base, losses = vocabulary + 1, list[float]()
-    orders = min(most, int(63 // math.log2(base)))
-    chance = np.full(held_out_NT.shape, 1.0 / vocabulary)
-    counted, scored = (_numbered_grams(rows, base, orders) for rows in (train_NT, held_out_NT))
-    for (contexts, grams), (context, gram) in zip(counted, scored, strict=True):
-        kept, first, counts = np.unique(grams, return_index=True, return_counts=True)
-        known, before = np.unique(contexts, return_counts=True)
-        kinds = np.bincount(np.searchsorted(known, contexts.ravel()[first]), minlength=len(known))
-        seen, total, different = (
-            _look_up(keys, values, wanted)
-            for keys, values, wanted in ((kept, counts, gram), (known, before, context), (known, kinds, context))
-        )
-        mixed = (seen + different * chance) / np.maximum(total + different, 1)
+    tokens_NT = np.concatenate([train_NT, held_out_NT]).astype(np.int64) + 1  # 0 stands before the row
+    contexts_NT, chance = np.zeros_like(tokens_NT), np.full(held_out_NT.shape, 1.0 / vocabulary)
+    rows, losses = len(train_NT), list[float]()
+    for _ in range(most):
+        _, grams = np.unique(contexts_NT * (vocabulary + 1) + tokens_NT, return_inverse=True)
+        _, first = np.unique(grams[:rows], return_index=True)
+        seen, context = np.bincount(grams[:rows].ravel(), minlength=grams.max() + 1), contexts_NT[:rows].ravel()
+        total = np.bincount(context, minlength=contexts_NT.max() + 1)[contexts_NT[rows:]]
+        kinds = np.bincount(context[first], minlength=contexts_NT.max() + 1)[contexts_NT[rows:]]
+        mixed = (seen[grams[rows:]] + kinds * chance) / np.maximum(total + kinds, 1)
         chance = np.where(total > 0, mixed, chance)
         losses.append(float(-np.log(chance[:, 1:]).mean()))
+        contexts_NT = np.pad(grams[:, :-1] + 1, ((0, 0), (1, 0)))  # a gram is the context of the next token
     return losses
-
-
-def _numbered_grams(rows_NT: np.ndarray, base: int, orders: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return for each order the number of the context before each token, and of the context with it, int64 (N, T)."""
-    tokens_NT = rows_NT.astype(np.int64) + 1  # 0 stands before the row
-    found, contexts = list[tuple[np.ndarray, np.ndarray]](), np.zeros_like(tokens_NT)
-    for _ in range(orders):
-        grams = contexts * base + tokens_NT
-        found.append((contexts, grams))
-        contexts = np.pad(grams[:, :-1], ((0, 0), (1, 0)))
-    return found
-
-
-def _look_up(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Return the value of each key, 0 where it is not there."""
-    place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    return np.where(keys[place] == wanted, values[place], 0)

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ml_factory.argument_checks import check_field_types
 from ml_factory.errors import SettingsError, did_you_mean
 from ml_factory.evaluation.recipe_plots import draw_class_results, draw_labelled_rows
 from ml_factory.lazy_module import LazyModule
+from ml_factory.models.base import check_settings
 from ml_factory.recipes.labelled_text import (
     PARTS,
     baseline_accuracies,
@@ -86,13 +86,10 @@ class T5Settings:
     max_length: int = 128
 
     def __post_init__(self) -> None:
-        check_field_types(self)
-        share, whole = (0.0, 0.5), float("inf")
-        bounds = {"validation_share": share, "test_share": share, "vocabulary": (7, whole), "max_length": (1, whole)}
-        for name, (low, high) in bounds.items():
-            if not low < getattr(self, name) < high:
-                raise SettingsError("Cannot train with this", where=name, got=getattr(self, name),
-                                    wanted=f"above {low}, below {high}")  # fmt: skip
+        check_settings(
+            self, validation_share="(0, 0.5)", test_share="(0, 0.5)", vocabulary="[8, inf)", max_length="[2, inf)",
+            made_up="[0, inf)",
+        )  # fmt: skip
 
     @property
     def is_new(self) -> bool:

@@ -61,12 +61,12 @@ def open_text(name: str, config: str = "", split: str = "train", column: str = "
 
 
 def _file(path: Path, column: str) -> Iterator[Piece]:
-    kind = _KINDS[path.suffix.lower()]
+    kind, given = _KINDS[path.suffix.lower()], {"data_files": str(path), "split": "train"}
     if kind != "text":
-        yield from _rows(path, column, kind, data_files=str(path), split="train")
+        yield from _rows(path, column, kind, **given)
         return
-    with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
-        yield from ((line, False) for line in file)
+    lines = _rows(path, "text", kind, **given, keep_linebreaks=True, encoding_errors="replace")
+    yield from ((line, False) for line, _ in lines)
     yield "", True
 
 
@@ -105,23 +105,20 @@ def pack_tokens(
 
 
 def _write_rows(path: Path, source: TextSource, tokenizer: Tokenizer, length: int, most: int) -> None:
-    facts = {"descr": "<i4", "fortran_order": False}
-    rows, limit, left = 0, most // length if most else None, np.zeros(0, np.int32)
-    with open(path, "wb") as file, progress_phase("tokenizing", None, of="tokens") as moved:
-        np.lib.format.write_array_header_1_0(file, {**facts, "shape": (0, length)})
+    count, parts = 0, list[np.ndarray]()
+    with progress_phase("tokenizing", None, of="tokens") as moved:
         for tokens in _tokens_of(source, tokenizer):
+            parts.append(tokens)
+            count += len(tokens)
             moved(len(tokens))
-            left = np.concatenate([left, tokens])
-            whole = len(left) // length if limit is None else min(len(left) // length, limit - rows)
-            file.write(left[: whole * length].tobytes())
-            rows, left = rows + whole, left[whole * length :]
-            if rows == limit:
+            if most and count >= most:
                 break
-        file.seek(0)  # the length of a header does not depend on the number of rows
-        np.lib.format.write_array_header_1_0(file, {**facts, "shape": (rows, length)})
+    rows = min(count, most or count) // length
     if not rows:
-        raise SettingsError("The text is shorter than one sequence", got=f"{len(left)} tokens",
+        raise SettingsError("The text is shorter than one sequence", got=f"{count} tokens",
             wanted=f"at least {length}", next_step="more text, or a smaller max_seq_length")  # fmt: skip
+    with open(path, "wb") as file:
+        np.save(file, np.concatenate(parts)[: rows * length].reshape(rows, length))
 
 
 def _tokens_of(source: TextSource, tokenizer: Tokenizer) -> Iterator[np.ndarray]:

@@ -7,7 +7,7 @@
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -46,16 +46,13 @@ class WorkerLog:
         self.address = _own_address()
         self.path = self.folder / f"worker-{tpu_host() or device.processes.rank}.log"
         self._events = tensorboardX.SummaryWriter(str(self.folder)) if is_writing_process() else None
-        self.accuracies: list[float] = []  # of finished epochs, those of earlier sessions included
-        self.rates: list[float] = []
-        self.seconds = self._rate = 0.0
-        self._begin_epoch()
+        self.rates: list[float] = []  # of the epochs of this session
+        self._rate = 0.0
+        self._begin_epoch(1)
 
     def remember(self, past: Iterable[Mapping]) -> None:
-        """Take over the epochs of earlier sessions."""
-        for epoch in past:
-            self._keep(epoch)
-        self._begin_epoch()
+        """Go on after the epochs of earlier sessions."""
+        self._begin_epoch(1 + len(list(past)))
 
     def log_steps(self, epoch: int, step: int, loss: float) -> None:
         now, replicas = time.time(), self.device.batch_share_count
@@ -73,7 +70,7 @@ class WorkerLog:
 
     def end_training(self) -> None:
         """Log the end of an epoch's steps, before it is evaluated."""
-        epoch, now, processes = len(self.accuracies) + 1, time.time(), self.device.processes
+        epoch, now, processes = self._epoch, time.time(), self.device.processes
         seconds = now - self._began
         steps = self._steps_until(epoch) - self._steps_until(epoch - 1) - (self._from_step or 0)
         rate = steps * self.batch / max(seconds, 1e-9) / processes.world
@@ -87,19 +84,18 @@ class WorkerLog:
 
     def __call__(self, epoch: int, metrics: Mapping) -> None:
         """Log the evaluation of an epoch (from 1)."""
-        self._keep(metrics)
         self._say(f"[{self.worker}] Epoch {epoch} test end {_hour(time.time())}, "
                   f"Loss={metrics['val_loss']:.5f}, Accuracy={metrics['accuracy']:.2%}")  # fmt: skip
         self._record(self._steps_until(epoch), {"test/loss": metrics["val_loss"], "test/accuracy": metrics["accuracy"]})
         if self._bucket:
             self._bucket.push_in_background()
-        self._begin_epoch()
+        self._begin_epoch(epoch + 1)
 
-    def end(self) -> dict:
-        """Log the totals and return them: seconds, accuracy (best of all epochs), rate."""
+    def end(self, history: Sequence[Mapping]) -> dict:
+        """Log the totals of these epochs and return them: seconds, accuracy (best of all epochs), rate."""
         facts = {
-            "train_seconds": self.seconds,
-            "max_accuracy": max(self.accuracies, default=0.0),
+            "train_seconds": sum(one["seconds"] for one in history),
+            "max_accuracy": max(one["accuracy"] for one in history),
             "samples_per_second": sum(self.rates) / max(len(self.rates), 1),
         }
         self._say(f"[{self.worker}] Total Train Time: {_span(facts['train_seconds'])}")
@@ -114,14 +110,10 @@ class WorkerLog:
         if self._bucket:
             self._bucket.push()
 
-    def _keep(self, epoch: Mapping) -> None:
-        self.accuracies.append(epoch["accuracy"])
-        self.seconds += epoch["seconds"]
-
-    def _begin_epoch(self) -> None:
+    def _begin_epoch(self, epoch: int) -> None:
+        self._epoch, self._last_step = epoch, 0
         self._began = self._last = time.time()
         self._from_step: int | None = None
-        self._last_step = 0
 
     def _steps_until(self, epoch: int) -> int:
         return epoch * self.samples // self.batch

@@ -2,7 +2,6 @@
 
 import errno
 import hmac
-import ipaddress
 import json
 import logging
 import os
@@ -45,13 +44,9 @@ from ml_factory.serving.schemas import (
     FEED_NAME,
     FeedBars,
     FeedReply,
-    Health,
-    Info,
-    OutcomeAnswer,
     OutcomeRequest,
     PredictAnswer,
     PredictRequest,
-    Problem,
 )
 from ml_factory.storage.files import files
 from ml_factory.storage.locks import acquire_lock_file, release_lock_file
@@ -114,14 +109,13 @@ def schema_error(faults: Sequence[Mapping]) -> tuple[FactoryError, int]:
 MOST_BYTES = 8 * 2**20  # of a body
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _log = logging.getLogger("ml_factory")
-_REASONS = {
-    400: "The body is no JSON", 401: "The API key is missing or wrong", 409: "A stored state cannot be used",
-    413: "The request is too large", 422: "The request cannot be answered", 503: "The service cannot answer now",
-}  # fmt: skip
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"model": Problem, "description": reason, "content": {"application/problem+json": {}}}
-    for status, reason in _REASONS.items()
-}
+    status: {"description": reason, "content": {"application/problem+json": {}}}
+    for status, reason in {
+        400: "The body is no JSON", 401: "The API key is missing or wrong", 409: "A stored state cannot be used",
+        413: "The request is too large", 422: "The request cannot be answered", 503: "The service cannot answer now",
+    }.items()
+}  # fmt: skip
 FeedName = Annotated[str, PathParameter(pattern=FEED_NAME)]
 
 
@@ -185,7 +179,7 @@ def build_app(bundles: Sequence[ServedBundle], state: Path, key: str = "", hosts
     app.middleware("http")(metrics.observe)
     _add_errors(app)
 
-    @app.get("/health", response_model=Health)
+    @app.get("/health")
     def health() -> JsonResponse:
         """State of the process: each of these bundles has predicted."""
         return JsonResponse({"status": "ok", "bundles": {symbol: one.served.id for symbol, one in markets.items()}})
@@ -213,7 +207,7 @@ def _add_routes(app: APIRouter, markets: dict[str, _Market], metrics: _Metrics) 
         for one in answers:
             metrics.answers.labels(market.served.symbol, one["guard"]).inc()
 
-    @app.get("/info", response_model=Info)
+    @app.get("/info")
     def info() -> JsonResponse:
         """Facts of the bundles: certificate, metrics with intervals, versions; and the guard of each feed."""
         bundles = {symbol: market.served.facts for symbol, market in markets.items()}
@@ -248,7 +242,7 @@ def _add_routes(app: APIRouter, markets: dict[str, _Market], metrics: _Metrics) 
         count(market, reply["answers"][reply["repeated_answers"] :])
         return JsonResponse(reply)
 
-    @app.post("/feeds/{name}/outcomes", response_model=OutcomeAnswer)
+    @app.post("/feeds/{name}/outcomes")
     def outcome(name: FeedName, request: OutcomeRequest) -> JsonResponse:
         """Give the guard what happened after an answer of a feed."""
         market = _find(markets, request.symbol)
@@ -367,12 +361,7 @@ def open_state_folder(state: Path | None) -> Iterator[Path]:
 
 def is_loopback(host: str) -> bool:
     """Return whether this is a name or an address that only this machine reaches."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
+    return host in ("localhost", "::1", "[::1]") or re.fullmatch(r"127(\.\d+){3}", host) is not None
 
 
 def parse_api_key(text: str) -> str:

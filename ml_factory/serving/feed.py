@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -14,15 +14,12 @@ import pandas as pd
 
 from ml_factory.errors import BarsError, CheckpointError, refuse_damaged_content
 from ml_factory.evaluation.metrics import PROBABILITIES
-from ml_factory.inference.bundle import Bundle, example_bars
+from ml_factory.inference.bundle import Bundle, check_bars_on_tick, example_bars
 from ml_factory.inference.guard import (
     DEFAULT_SETTINGS,
     REMEMBERED,
-    SILENT,
     GuardedStream,
     GuardSettings,
-    action_and_reason,
-    check_request,
 )
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json, parse_json, to_json_value
@@ -30,7 +27,7 @@ from ml_factory.storage.serialization import read_state_file, write_state_file
 
 _FACTS = ("symbol", "model", "run_id", "horizon", "lookback", "warmup_bars", "classes", "feature_names", "certified",
           "certificate", "metrics", "verdict", "versions", "split_times", "data", "file")  # fmt: skip
-Bars = Sequence[Mapping] | Mapping[str, Sequence]
+Bars = Sequence[Mapping] | Mapping[str, Sequence] | pd.DataFrame
 
 
 class ServedBundle:
@@ -48,9 +45,9 @@ class ServedBundle:
         Raises as `Bundle.load`.
         """
         served = cls(Bundle.load(path), guard)
-        bars = example_bars(served.bundle).iloc[-1000:]
-        if len(bars):
-            GuardedStream(served.bundle, guard).push(bars.reset_index())
+        bars = example_bars(served.bundle)
+        with suppress(BarsError):  # a bundle without an example, or one that the guard refuses
+            served.predict(bars.reset_index(), 1, None)
         return served
 
     @cached_property
@@ -71,18 +68,23 @@ class ServedBundle:
         bars : of a request
         now : the clock, to which the newest bar is compared; None: history
         """
-        table = to_table(bars)
+        table, spec = to_table(bars), self.bundle.spec
         check_symbol_column(table, self.symbol, "bars")
+        stream = GuardedStream(self.bundle, self.guard)
         with reading_bars():
-            frame = self.bundle.predict(table, all_rows=True, warm_rows=True).iloc[-last:]
-            findings = check_request(self.bundle, table, self.guard, now=now)
-        action, reason = action_and_reason(findings)
-        if action == "refuse":
-            raise BarsError(f"The guard refuses these bars ({findings[0].kind})", where="bars", got=reason,
+            checked, _ = spec.check_bars(table)
+            check_bars_on_tick(checked, spec.market, self.bundle.description["off_tick"])
+            end = checked.index[-1] + pd.Timedelta(minutes=spec.market.bar_minutes)
+            frame = pd.concat([stream.push_checked(checked, now=now), stream.advance(now or end)]).iloc[-last:]
+        if not len(frame):
+            raise BarsError(
+                "Too few bars for a prediction", where="bars", got=f"{len(checked):,} bars",
+                wanted=f"{stream.lacking_bars or 1:,} more of {spec.features.base_minutes} minutes, or a whole window "
+                "in one session", next_step="give as many before the first wanted row as the features need",
+            )  # fmt: skip
+        if "refuse" in set(frame["guard"]):
+            raise BarsError("The guard refuses these bars", where="bars", got=frame["reason"].iloc[-1],
                             next_step="correct the feed")  # fmt: skip
-        frame = frame.assign(guard=action, reason=reason)
-        if action in SILENT:
-            frame[PROBABILITIES] = np.nan
         return self.names | {"answers": to_answers(frame)}
 
 
@@ -122,7 +124,7 @@ def to_answers(frame: pd.DataFrame) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-FORMAT, STATE_NAME = "ml_factory.feed/4", "feed.state"
+FORMAT, STATE_NAME = "ml_factory.feed/5", "feed.state"
 RECENT_BARS = 1000  # bars that are known again, with their answers
 
 

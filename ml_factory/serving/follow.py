@@ -1,6 +1,5 @@
 """Answers to the bars that are appended to a file: a feed that reads what is new whenever the file has changed."""
 
-import codecs
 import os
 import tempfile
 import time
@@ -18,13 +17,13 @@ from ml_factory.storage.workspace import parse_raw_bars_name
 
 TORN_SECONDS = 10.0  # a file that cannot be read for so long is not being written, it is damaged
 BARS_AT_ONCE = 100  # that are answered before the state is written: their answers may come twice after a kill
-_CONTEXT = 65_536  # bytes of a CSV before what is new, from which its form is seen
+TAIL = 4 * 2**20  # bytes of a CSV that are read, its last ones: some 70,000 bars
 
 
 class FollowedFile:
     """A file of bars, Parquet or CSV, that grows or is replaced by a longer one.
 
-    path : of the file
+    path : of the file; a CSV in UTF-8
     served : the bundle that answers
     state : folder of the feed's state; of this file and bundle alone, and of one process at a time
     live : bars are compared with the clock, as they are of now
@@ -39,7 +38,6 @@ class FollowedFile:
                                 )  # fmt: skip
         self._feed = Feed(state / served.symbol / "follow", served)
         self._seen: tuple[int, ...] | None = None
-        self._end, self._last_line = 0, b""  # of what was read of a CSV
         self._torn_since: float | None = None
 
     @property
@@ -60,7 +58,6 @@ class FollowedFile:
                 return
             table = self._read(found)
         except (FactoryError, FileNotFoundError):  # perhaps it is being written
-            self._last_line = b""
             self._torn_since = self._torn_since or time.monotonic()
             if time.monotonic() - self._torn_since > TORN_SECONDS:
                 raise
@@ -70,35 +67,29 @@ class FollowedFile:
             try:
                 yield from self._answers(table)
             except BaseException:
-                self._last_line = b""  # what was read and not answered is read again
                 self._feed.drop()
                 raise
         self._seen = found
 
     def _read(self, before: tuple[int, ...]) -> pd.DataFrame | None:
-        """Return the bars in the file, of a CSV that has grown the last ones; None where there is none, or where the
+        """Return the bars in the file, of a CSV those of its last whole lines; None where there is none, or where the
         file was written over while it was read.
         """
         if self._path.suffix.lower() in (".parquet", ".pq", ".gz"):
             table, after = read_bars_table(self._path), _identity(self._path)
             return None if after[:2] == before[:2] and after != before else table  # replaced: the older or the newer
         with open(self._path, "rb") as file:
-            header, line = file.readline(), self._last_line
-            file.seek(self._end - len(line))
-            grown = line and file.read(len(line)) == line and self._seen is not None and before[:2] == self._seen[:2]
-            start = max(self._end - _CONTEXT, 0) if grown else 0
+            header = file.readline()
+            start = max(os.fstat(file.fileno()).st_size - TAIL, len(header))
             file.seek(start)
             text = file.read()
-        wide = header.startswith(codecs.BOM_UTF16_LE)
-        whole = text[: text.rfind(b"\n\0") + 2] if wide else text[: text.rfind(b"\n") + 1]
-        self._end, self._last_line = start + len(whole), b"" if wide else b"".join(whole.splitlines(True)[-1:])
-        if start:
-            whole = header + whole[whole.find(b"\n") + 1 :]
-        if whole.count(b"\n") < 2:  # a header alone
+        begin = text.find(b"\n") + 1 if start > len(header) else 0
+        whole = text[begin : text.rfind(b"\n") + 1]
+        if not whole:  # a header alone
             return None
         with tempfile.TemporaryDirectory() as folder:  # the file itself may have half a line more by now
             copy = Path(folder, "bars.csv")
-            copy.write_bytes(whole)
+            copy.write_bytes(header + whole)
             return read_bars_table(self._path, copy=copy)
 
     def _answers(self, table: pd.DataFrame) -> Iterator[dict[str, Any]]:

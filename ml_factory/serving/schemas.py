@@ -1,7 +1,7 @@
 """Bodies of requests and answers, as the OpenAPI page lists them."""
 
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints
 
@@ -88,45 +88,9 @@ class FeedReply(PredictAnswer):
     next: str | None
 
 
-class Health(BaseModel):
-    """State of the process: it answers with these bundles."""
-
-    status: Literal["ok"]
-    bundles: dict[str, str]
-
-
-class Problem(BaseModel):
-    """Body of every error."""
-
-    status: int
-    what: str
-    where: str | None = None
-    got: str | None = None
-    wanted: str | None = None
-    next_step: str | None = None
-    message: str
-
-
-class Info(BaseModel):
-    """Facts of the bundles that are served, by symbol, and the guard of each feed."""
-
-    version: str
-    bundles: dict[str, dict[str, Any]]
-    feeds: list[dict[str, Any]]
-
-
 class OutcomeRequest(Strict):
     """The label that came true after an answer of a feed: -1 short, 0 neutral, 1 long."""
 
     symbol: Symbol | None = None
     known_at: Annotated[AwareDatetime, Field(ge=FIRST_MOMENT, le=LAST_MOMENT)]
     label: Literal[-1, 0, 1]
-
-
-class OutcomeAnswer(BaseModel):
-    """remembered : whether the guard held the answer of that moment; reason : why not."""
-
-    remembered: bool
-    reason: str
-    run_id: str
-    bundle: str

@@ -17,17 +17,16 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ml_factory.errors import CheckpointError, FileError, SettingsError
+from ml_factory.errors import CheckpointError, FileError
 from ml_factory.redaction import redact_values
 from ml_factory.storage.files import REMOVED, files
 from ml_factory.storage.json_values import fingerprint_json, to_json_value
 from ml_factory.storage.locks import file_lock
 from ml_factory.storage.serialization import deserialize_state, serialize_state
-from ml_factory.storage.stored_paths import stored_path
+from ml_factory.storage.stored_paths import is_plain_name, stored_path
 from ml_factory.storage.workspace import check_symbol
 
 VERSION = 3  # since 3 with a checksum of the description
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.]{0,63}")
 _LINEAGE = ("depth", "kind", "name", "hash", "available")
 _log = logging.getLogger("ml_factory")
 
@@ -102,10 +101,6 @@ class ArtifactRegistry:
 
         Raises CheckpointError for a state that cannot be stored, WorkspaceError when the disk is full.
         """
-        for field_name, value in (("kind", kind), ("name", name)):
-            if not isinstance(value, str) or not _NAME.fullmatch(value):
-                wanted = "letters, digits, '_' and '.'"
-                raise SettingsError("An artifact's name becomes a folder", where=field_name, got=value, wanted=wanted)
         digest = hashlib.sha256(data := serialize_state(state)).hexdigest()
         description = {"facts": to_json_value(facts or {}), "made_from": to_json_value(made_from or {})}
         description |= {"symbol": check_symbol(symbol), "kind": kind, "name": name, "hash": digest}
@@ -224,6 +219,13 @@ def _artifact(file: Path, symbol: str = "") -> Artifact:
         artifact = Artifact(path=file.parent, **record)
         if check_symbol(artifact.symbol) != (symbol or artifact.symbol):
             raise ValueError(f"it is of {artifact.symbol}, not of {symbol}")
+        if [type(value) for value in (artifact.sequence, artifact.facts, artifact.made_from)] != [int, dict, dict]:
+            raise TypeError("sequence is a number, facts and made_from are objects")
+        names = (artifact.kind, artifact.name, artifact.registered_at, artifact.facts.get("run_id", "none"))
+        if wrong := [name for name in names if not is_plain_name(name)]:
+            raise ValueError(f"{str(wrong[0])[:80]!r} cannot be part of a folder's name")
+        if not re.fullmatch("[0-9a-f]{64}", artifact.hash):
+            raise ValueError("its hash is no SHA-256")
         return artifact
     except FileError:
         raise

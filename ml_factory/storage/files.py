@@ -4,14 +4,15 @@
 a mount or in a bucket has a local working copy (`mirror`). Failures are FileErrors, which name the file.
 
 A new file is written to a temporary name in its own folder (a temporary file elsewhere could not be renamed across file
-systems), flushed to the disk and renamed over the old file. The name holds the writer's process: what a killed one has
-left is deleted by the next write.
+systems), flushed to the disk and renamed over the old file. Its writer holds a lock on it: what a killed one has left
+is deleted by the next write.
 
 Deletions in a mirrored workspace are noted, and made on the remote by the next push: a file that is only missing stays
 there.
 """
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -108,6 +109,15 @@ class Files:
                 folder = folder.parent
             return shutil.disk_usage(folder).free
 
+    def require_space(self, folder: Path, needed: int, what: str) -> None:
+        """Raise FileError when the disk of `folder` lacks `needed` bytes."""
+        free = self.free_bytes(folder)
+        if free < needed:
+            raise FileError(
+                f"Not enough space for {what}", where=folder, got=f"{free / 1e6:,.1f} MB free",
+                wanted=f"about {needed / 1e6:,.1f} MB", next_step="free space, or use another --workspace"
+            )  # fmt: skip
+
     # ------------------------------------------------------------------ writing
 
     def replace(
@@ -131,13 +141,19 @@ class Files:
             path.parent.mkdir(parents=True, exist_ok=True)
             _sweep_temporary_files(path)
         with disk_errors(path, lambda: size or (temporary.stat().st_size if temporary.exists() else 0) or None):
-            temporary.unlink(missing_ok=True)  # a link there is removed, and never followed
+            held = _make_temporary(temporary)
             try:
                 writer(temporary)
-                _commit(temporary, path, flush)
+                if flush:
+                    _flush(temporary)
+                os.replace(temporary, path)
             finally:
                 with suppress(OSError):
                     temporary.unlink(missing_ok=True)
+                os.close(held)
+        if flush:
+            with suppress(OSError):  # the file itself is replaced; systems that open no folders keep the name too
+                _flush(path.parent)
 
     def write(self, path: str | os.PathLike, data: bytes) -> None:
         """Replace the file in one step."""
@@ -229,32 +245,34 @@ def temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
 
 
-def _commit(temporary: Path, path: Path, flush: bool) -> None:
-    """Rename a finished temporary file to `path`; with `flush` the rename survives a power cut."""
-    descriptor = os.open(temporary, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)  # a link fails here
+def _make_temporary(temporary: Path) -> int:
+    """Make the file and lock it; return its descriptor. A link there is removed, and never followed."""
+    while True:
+        temporary.unlink(missing_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        with suppress(OSError):  # a file system without locks, on which no leftover is found
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):  # swept by another process before it was locked
+            if os.path.samestat(os.fstat(descriptor), os.lstat(temporary)):
+                return descriptor
+        os.close(descriptor)
+
+
+def _flush(path: Path) -> None:
+    """Call fsync on a file or folder; a link fails."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        if flush:
-            flush_to_disk(descriptor)
+        flush_to_disk(descriptor)
     finally:
         os.close(descriptor)
-    os.replace(temporary, path)
-    if flush:
-        with suppress(OSError):  # the file itself is replaced and flushed; systems that open no folders do this too
-            descriptor = os.open(path.parent, os.O_RDONLY)
-            try:
-                flush_to_disk(descriptor)
-            finally:
-                os.close(descriptor)
 
 
 def _sweep_temporary_files(path: Path) -> None:
-    """Delete temporary files of `path` whose process has ended."""
+    """Delete temporary files of `path` that no process holds, in whatever container."""
     for leftover in path.parent.glob(f".{path.name}.*.tmp"):
-        with suppress(OSError, ValueError):
-            try:
-                os.kill(int(leftover.name.split(".")[-2].partition("-")[0]), 0)
-            except ProcessLookupError:
-                leftover.unlink()
+        with suppress(OSError), open_regular_file(leftover) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: it is being written
+            leftover.unlink()
 
 
 def _note_removal(path: Path) -> None:

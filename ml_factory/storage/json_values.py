@@ -7,22 +7,33 @@ import os
 from collections import Counter
 from typing import Any
 
+_DEEPEST = 100  # a value of a file is also converted and written again, by functions that recurse
+_MOST_DIGITS = 20  # of an integer: 64 bits and a sign
 
-def parse_json(text: bytes | str, *, finite: bool = True) -> Any:
+
+def parse_json(text: bytes | str, *, deepest: int = _DEEPEST, finite: bool = True) -> Any:
     """Parse strict JSON of a file that anyone may have written.
 
     Parameters
     ----------
     text : UTF-8 where it is bytes.
+    deepest : lists and objects inside each other.
     finite : refuse NaN and infinities, which JSON does not have.
 
-    Raises ValueError, in one line, also for a repeated name.
+    Raises ValueError, in one line, also for a repeated name or an integer of more than 64 bits.
     """
     text = text if isinstance(text, str) else text.decode("utf-8-sig")
     try:
-        return (_STRICT if finite else _WITH_NAN).decode(text)
+        value = (_STRICT if finite else _WITH_NAN).decode(text)
     except RecursionError:
-        raise ValueError("lists or objects are nested too deeply") from None
+        raise ValueError(f"nested deeper than {deepest}") from None
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(deepest):
+        holders = (item.values() if isinstance(item, dict) else item for item in level)
+        level = [item for holder in holders for item in holder if isinstance(item, dict | list)]
+        if not level:
+            return value
+    raise ValueError(f"nested deeper than {deepest}")
 
 
 def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -33,6 +44,12 @@ def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def _parse_short_integer(text: str) -> int:
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(f"an integer of {len(text):,} digits")
+    return int(text)
+
+
 def _parse_finite_float(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
@@ -40,10 +57,11 @@ def _parse_finite_float(text: str) -> float:
     return value
 
 
-_WITH_NAN = json.JSONDecoder(object_pairs_hook=_unique_names)
+_WITH_NAN = json.JSONDecoder(object_pairs_hook=_unique_names, parse_int=_parse_short_integer)
 _STRICT = json.JSONDecoder(
-    object_pairs_hook=_unique_names, parse_float=_parse_finite_float, parse_constant=_parse_finite_float
-)
+    object_pairs_hook=_unique_names, parse_int=_parse_short_integer, parse_float=_parse_finite_float,
+    parse_constant=_parse_finite_float,
+)  # fmt: skip
 
 
 def fingerprint_json(obj: object) -> str:

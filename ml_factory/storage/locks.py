@@ -72,8 +72,8 @@ def check_lock_file_free(path: Path, what: str) -> None:
     """Raise CheckpointError when another process holds the lock file; nothing is written, and no lock is kept."""
     path = Path(os.path.abspath(path))
     if path not in _held and path.is_file():
-        with disk_errors(path):
-            descriptor = _lock(path, what)
+        with disk_errors(path), suppress(FileNotFoundError):
+            descriptor = _lock(path, what, os.O_RDONLY, fcntl.LOCK_SH)
             if descriptor is not None:
                 _unlock(descriptor)
 
@@ -92,8 +92,8 @@ def file_lock(path: Path) -> Iterator[None]:
         _unlock(descriptor)
 
 
-def _open(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+def _open(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def _unlock(descriptor: int) -> None:
@@ -102,22 +102,26 @@ def _unlock(descriptor: int) -> None:
     os.close(descriptor)
 
 
-def _lock(path: Path, what: str) -> int | None:
-    """Return a descriptor of the locked file; None where the file system has no locks.
+def _lock(path: Path, what: str, flags: int = os.O_RDWR | os.O_CREAT, how: int = fcntl.LOCK_EX) -> int | None:
+    """Return a descriptor of the locked file that is at `path` now; None where the file system has no locks.
 
     Raises CheckpointError when another process holds it.
     """
-    descriptor, until = _open(path), time.monotonic() + _PATIENCE_SECONDS
+    until = time.monotonic() + _PATIENCE_SECONDS
     while True:
+        descriptor = _open(path, flags)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return descriptor
+            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+            with suppress(FileNotFoundError):  # deleted, and perhaps made again, since it was opened
+                if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                    return descriptor
+            os.close(descriptor)
         except OSError as error:
+            holder = os.pread(descriptor, 400, 0).decode(errors="replace").split()
+            os.close(descriptor)
             if error.errno in _BUSY and time.monotonic() < until:
                 time.sleep(0.02)
                 continue
-            holder = os.pread(descriptor, 400, 0).decode(errors="replace").split()
-            os.close(descriptor)
             if error.errno not in _BUSY:
                 return None
             raise CheckpointError(

@@ -9,6 +9,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,7 @@ _KEPT = ".kept"  # suffix of a local file in whose place the remote's came
 _log = logging.getLogger("ml_factory")
 _CHECKPOINTS = "checkpoints/"
 LEASES = "leases"  # folder of the checkpoints that has a mirror of its own: a lease does not wait behind large files
+_pass_locks: dict[tuple, threading.RLock] = {}  # one pass at a time over each local mirror of a process
 _opened: dict[tuple, "Mirror"] = {}
 _verifiers: dict[str, Callable[[Path], object]] = {}  # suffix -> raises CheckpointError for a file that is not intact
 
@@ -57,7 +59,8 @@ class Mirror:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.remote = Remote(address)
         self._background = BackgroundThread("mirror")
-        self._pass_lock = threading.RLock()  # one pass at a time
+        self._pass_lock = _pass_locks.setdefault((self.folder, process_id()), threading.RLock())
+        self._guard = threading.Lock()  # no request is added to a list that was taken
         self._requests: dict[tuple[str, ...], list[tuple[Callable, Callable]]] = {}  # places whose push has not begun
         self._behind = False  # and the user was warned
 
@@ -71,13 +74,16 @@ class Mirror:
         done : called when everything is on the remote, and was compared there.
         A remote that refuses costs one warning, and the next push uploads what is missing.
         """
-        asked = self._requests.setdefault(places, [])
-        asked.append((check, done))
-        if len(asked) == 1:
+        with self._guard:
+            asked = self._requests.setdefault(places, [])
+            asked.append((check, done))
+            is_first = len(asked) == 1
+        if is_first:
             self._background.submit(lambda: self._push_requested(*places))
 
     def _push_requested(self, *places: str) -> None:
-        asked = self._requests.pop(places)
+        with self._guard:
+            asked = self._requests.pop(places)
         try:
             for check, _ in asked:
                 check()
@@ -142,8 +148,8 @@ class Mirror:
         """
         if not self.remote.may_drop_files:
             return gone
-        runs = {_run_folder(name) for name in remote}
-        return [name for name in gone if remote and name.startswith(_CHECKPOINTS) and _run_folder(name) not in runs]
+        runs = {os.path.dirname(name) for name in remote}
+        return [name for name in gone if remote and name.startswith(_CHECKPOINTS) and os.path.dirname(name) not in runs]
 
     def fetch(self, name: str) -> Path:
         """Return the local path of one object: downloaded and verified, unless this version is already there."""
@@ -244,8 +250,11 @@ class Mirror:
 
     def _noted_removals(self) -> set[tuple[str, str]]:
         """Return (name, version) of the objects whose removal was noted (`files`)."""
-        path = self.folder / REMOVALS
-        return {tuple(parse_json(line)) for line in path.read_bytes().splitlines()} if path.is_file() else set()
+        path, found = self.folder / REMOVALS, set()
+        for line in path.read_bytes().splitlines() if path.is_file() else ():
+            with suppress(ValueError):  # torn by a kill: what it names stays on the remote
+                found.add(tuple(parse_json(line)))
+        return found
 
     def _ledger(self) -> dict[str, dict]:
         """Return the versions of the last pass; {} where the file is damaged: all objects are then compared again."""
@@ -280,7 +289,7 @@ def open_mirror(address: str, folder: Path | None = None) -> Mirror:
 
 def opened_mirror(path: Path) -> Mirror | None:
     """Return the mirror that this process has open around a local path; None without one."""
-    mine = (one for (_, _, process), one in _opened.items() if process == process_id())
+    mine = (one for (_, _, process), one in list(_opened.items()) if process == process_id())
     return next((one for one in mine if path.is_relative_to(one.folder)), None)
 
 
@@ -307,13 +316,9 @@ def _stamp(path: Path) -> list[int] | None:
     return [stat.st_size, stat.st_mtime_ns, stat.st_ino]
 
 
-def _run_folder(name: str) -> str:
-    return "/".join(name.split("/")[:2])
-
-
 def _in_pass(name: str, places: tuple[str, ...]) -> bool:
     """Return True for a name below `places` (everywhere without) that is no lease."""
-    return name.split("/")[1:2] != [LEASES] and (not places or name.startswith(places))
+    return name.split("/")[-2:-1] != [LEASES] and (not places or name.startswith(places))
 
 
 def _data_first(item: tuple[str, object]) -> tuple[bool, str]:

@@ -244,6 +244,8 @@ class MountedFolder:
         with self._errors(name), open(path, "rb") as source:
             place.parent.mkdir(parents=True, exist_ok=True)
             if name.endswith(_OVERWRITTEN) or self._folder.name == "leases":
+                if place.is_file() and place.stat().st_nlink > 1:  # under its other name it stays as it is
+                    place.unlink()
                 self._write(source, place, os.O_CREAT | os.O_NOFOLLOW)
             else:
                 part = place.with_name(f".{place.name}.part")
@@ -261,7 +263,8 @@ class MountedFolder:
         place = self._folder / name
         with self._errors(name):
             if place.is_file() and not place.is_symlink():
-                os.truncate(place, 0)  # what is deleted stays in Drive's Trash for 30 days, with its size
+                if place.stat().st_nlink == 1:  # what is deleted stays in Drive's Trash for 30 days, with its size
+                    os.truncate(place, 0)
                 place.unlink()
             for folder in list(Path(name).parents)[:-2]:  # those that are empty now; data, models, results stay
                 if folder.parts[0] == "data" or any((self._folder / folder).iterdir()):

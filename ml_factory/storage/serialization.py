@@ -24,6 +24,7 @@ from ml_factory.storage.json_values import parse_json
 VERSION = 1
 _TREE = "tree"
 _MAX_DEPTH = 100
+_DEEPEST_TREE = 4 * _MAX_DEPTH  # a dict of a state whose keys are numbers takes three levels of JSON
 _ALIGN = 64  # bytes; the arrays begin at a multiple of it
 _BLOCK = 1 << 19  # bytes, a good part of a core's own cache
 _SHARED = 1 << 16  # bytes of an array that is not copied
@@ -113,7 +114,7 @@ def deserialize_state(data: bytes | bytearray | memoryview, *, tensors: bool = T
     """
     try:
         arrays = _read_arrays(memoryview(data))
-        tree = parse_json(bytes(arrays.pop(_TREE)))
+        tree = parse_json(bytes(arrays.pop(_TREE)), deepest=_DEEPEST_TREE)
         version = tree["version"]
         if type(version) is int and version > VERSION:
             raise CheckpointError(

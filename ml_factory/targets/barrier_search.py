@@ -10,14 +10,15 @@ import hashlib
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 import pandas as pd
 
+from ml_factory.argument_checks import check_field_types
 from ml_factory.data.resample import ResampledBars
 from ml_factory.data.sessions import MarketSpec
-from ml_factory.errors import SettingsError, refuse_damaged_content, wrong_field_error
+from ml_factory.errors import SettingsError, refuse_damaged_content
 from ml_factory.storage.json_values import parse_json
 from ml_factory.targets.label_table import average_uniqueness
 from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
@@ -45,21 +46,13 @@ class BarrierSearchSpec:
     def __post_init__(self):
         for name in ("k", "neutral", "sigma_spans"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON brings lists
-        spans = self.sigma_spans
-        right = {
-            "labels": isinstance(self.labels, LabelSpec),
-            "k": bool(self.k) and all(_is_real(k) and k > 0 for k in self.k),
-            "sigma_spans": bool(spans) and all(_is_whole(span) and span >= 2 for span in spans),
-            "neutral": len(self.neutral) == 2
-            and all(map(_is_real, self.neutral))
-            and 0 <= self.neutral[0] < self.neutral[1] <= 1,
-            "lean": _is_real(self.lean) and 0 < self.lean <= 1,
-        }
-        defaults = {f.name: f.default for f in fields(self)} | {"labels": LabelSpec()}
-        for name in (name for name, valid in right.items() if not valid):
-            raise wrong_field_error(
-                self, name, "Barriers cannot be searched like this", wanted=f"something like {defaults[name]!r}",
-                next_step=f"leave {name} out for its default",
+        check_field_types(self)
+        low, high = self.neutral if len(self.neutral) == 2 else (math.nan, math.nan)
+        if not self.grid() or not 0 <= low < high <= 1 or not 0 < self.lean <= 1:  # each point checks itself
+            raise SettingsError(
+                "Barriers cannot be searched like this", where="BarrierSearchSpec",
+                got=f"{len(self.k)} k, {len(self.sigma_spans)} spans, neutral={self.neutral}, lean={self.lean}",
+                wanted="a k and a span or more, shares such as neutral=(0.2, 0.4) and lean=0.1",
             )  # fmt: skip
 
     def grid(self) -> list[LabelSpec]:
@@ -117,14 +110,6 @@ class SearchedLabelSpec:
             search = stored["search"] | {"labels": LabelSpec(**stored["search"]["labels"])}
             parts = {"labels": LabelSpec(**stored["labels"]), "search": BarrierSearchSpec(**search)}
             return cls(**(stored | parts | {"seen_rows": BarrierSearchRows(**stored["seen_rows"])}))
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_real(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 # ---- the search ------------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ _KINDS = {
     ),
     "connection": (
         r"timed out|connection refused|connection reset|port 22\b|exit code 255|unable to connect",
-        "run: python -m ml_factory tpu resume; where ssh is closed set ALLOW_SSH_FROM to your address range",
+        "run: python -m ml_factory tpu resume; where ssh is closed add a firewall rule for tcp:22",
     ),
     "other": ("", "read the message of gcloud, then run: python -m ml_factory tpu resume"),
 }
@@ -88,9 +88,8 @@ class Gcloud:
         except OSError as error:
             raise GcloudError(words, str(error), "other") from None
         if done.returncode:
-            failed = GcloudError(words, redact_secrets(done.stderr or done.stdout))
-            lost = failed.kind == "other" and done.returncode == 255
-            raise GcloudError(words, redact_secrets(done.stderr), "connection") if lost else failed
+            message = redact_secrets(done.stderr or done.stdout)
+            raise GcloudError(words, f"{message} exit code 255" if done.returncode == 255 else message)
         return done.stdout
 
     def describe(self, *words: str) -> dict[str, Any] | None:
@@ -99,29 +98,23 @@ class Gcloud:
         Raises GcloudError for another failure.
         """
         try:
-            text = self.call(*words, "--format=json")
-            value = {} if self.dry_run else parse_json(text)
+            return parse_json(self.call(*words, "--format=json") or "{}")
         except GcloudError as error:
             if error.kind == "missing":
                 return None
             raise
-        except (ValueError, RecursionError):
-            value = None
-        if not isinstance(value, dict):
-            raise GcloudError(words, f"the answer is no JSON object: {text[:100]!r}", "other")
-        return value
 
     def call_workers(self, *words: str) -> str:
         """Run a command over ssh, again after a lost connection. Raises GcloudError."""
-        for left in reversed(range(self.tries)):
+        for _ in range(self.tries - 1):
             try:
                 return self.call(*words, seconds=self.ssh_seconds)
             except GcloudError as error:
-                if error.kind != "connection" or not left:
+                if error.kind != "connection":
                     raise
-                self.say(f"connection lost, {left} more tries: {' '.join(words[:4])}")
+                self.say(f"connection lost, once more: {' '.join(words[:4])}")
                 time.sleep(self.pause)
-        raise AssertionError("unreachable")
+        return self.call(*words, seconds=self.ssh_seconds)
 
     def open_terminal(self, *words: str) -> int:
         """Run a command on this terminal and return its exit code."""

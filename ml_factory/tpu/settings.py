@@ -27,8 +27,6 @@ VARIABLES: dict[str, tuple[str | None, str, str]] = {
     "NETWORK": ("", r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", "name of a network; empty: default"),
     "SUBNETWORK": ("", r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", "name of a subnetwork"),
     "INTERNAL_IPS": ("false", r"true|false", "true or false"),
-    "ALLOW_SSH_FROM": ("", r"[0-9]{1,3}(\.[0-9]{1,3}){3}/[0-9]{1,2}", "address range that may use ssh"),
-    "CONFIG_SSH": ("false", r"true|false", "true or false"),
     "SERVICE_ACCOUNT": ("", r"[a-z0-9-]{1,63}@[a-z0-9.-]{1,100}", "e-mail of a service account"),
     "WANDB_SECRET": ("", r"[A-Za-z0-9_-]{1,255}", "name of a secret in Secret Manager"),
     "WANDB_API_KEY": ("", r"[A-Za-z0-9_-]{8,200}", "key; it goes into Secret Manager"),
@@ -42,7 +40,6 @@ VARIABLES: dict[str, tuple[str | None, str, str]] = {
     "EXTRAS": ("train,track,gs,language,vision", r"[a-z]+(,[a-z]+)*", "extras of the library, with commas"),
     "TORCH_VERSION": ("2.9.0", r"[0-9]+(\.[0-9]+){1,2}", "version of torch and torch_xla"),
     "XLA_USE_BF16": ("", r"[01]", "1 or 0"),
-    "PRICE_PER_CHIP_HOUR": ("", r"[0-9]{1,4}(\.[0-9]{1,4})?", "price of a chip for an hour"),
     "REQUESTS": (
         "20",
         r"[1-9][0-9]{0,3}",
@@ -103,14 +100,8 @@ class SliceSettings:
         return self["WANDB_SECRET"] or (f"{self['TPU_NAME']}-wandb-api-key" if self.key else "")
 
     def describe(self) -> str:
-        """Return chips, workers and, where a price was given, the price of an hour."""
-        text, price = (
-            f"{self['ACCELERATOR_TYPE']}: {self.chips} chips on {self.workers} workers",
-            self["PRICE_PER_CHIP_HOUR"],
-        )
-        if not price:
-            return f"{text}; price unknown: give PRICE_PER_CHIP_HOUR (cloud.google.com/tpu/pricing)"
-        return f"{text}; {self.chips * float(price):.2f} an hour at {price} a chip and hour"
+        """Return the type with its chips and workers."""
+        return f"{self['ACCELERATOR_TYPE']}: {self.chips} chips on {self.workers} workers, which cost until `cleanup`"
 
     def command_words(self) -> list[str]:
         """Return the words of the training's command. Raises SettingsError for an open quote."""

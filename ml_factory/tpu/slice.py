@@ -3,6 +3,7 @@
 Each verb asks gcloud and the workers, and acts on the answer; nothing is kept of it here.
 """
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ SERVICES = ("compute.googleapis.com", "tpu.googleapis.com", "storage.googleapis.
 # cloud.google.com/tpu/docs/queued-resources: states of a request, and of machines
 WAITING = ("CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING")
 GONE = ("SUSPENDING", "SUSPENDED", "DELETING")
-LOST_MACHINES = ("PREEMPTED", "TERMINATED", "STOPPED", "DELETING")
+LOST_MACHINES = ("PREEMPTED", "TERMINATED", "STOPPED", "DELETING", "deleted")
 # phase -> what it means, and the next verb
 PHASES = {
     "NEW": ("nothing is requested", "setup"), "WAITING": ("the request waits for a free slice", "resume"),
@@ -58,7 +59,7 @@ class Slice:
     ):  # fmt: skip
         self.settings, self.gcloud, self.folder, self.say = settings, gcloud, folder, say
         self.poll, self.end, self.requests = poll, time.monotonic() + longest, 0  # requests of this command
-        self._rule, self._bucket = f"{settings['TPU_NAME']}-allow-ssh", f"gs://{settings['BUCKET']}"
+        self._bucket = f"gs://{settings['BUCKET']}"
         self._request = f"{settings['TPU_NAME']}-qr"  # the queued resource, as in the guide
 
     def setup(self, wait: bool = True) -> SliceState:
@@ -103,40 +104,30 @@ class Slice:
         return SliceState("STOPPED", "its checkpoints are in the bucket")
 
     def cleanup(self) -> SliceState:
-        """Delete the slice, its request and its firewall rule; the bucket and the secret are kept."""
+        """Delete the slice and its request; the bucket and the secret are kept."""
         self._delete_request()
-        known = self.gcloud.dry_run or not self._lacks("compute", "firewall-rules", "describe", self._rule)
-        if self.settings["ALLOW_SSH_FROM"] and known:
-            self.gcloud.call("compute", "firewall-rules", "delete", self._rule)
         return SliceState("DELETED", f"kept: {self._bucket}")
 
     def objects_to_delete(self) -> list[str]:
         """Return what `cleanup` deletes, by name."""
-        rule = [f"firewall rule {self._rule}"] if self.settings["ALLOW_SSH_FROM"] else []
         place = f"{self.settings['PROJECT_ID']}, {self.settings['ZONE']}"
-        return [f"TPU {self.settings['TPU_NAME']} ({place})", f"queued resource {self._request}", *rule]
+        return [f"TPU {self.settings['TPU_NAME']} ({place})", f"queued resource {self._request}"]
 
     def look(self) -> SliceState:
         """Ask for the request, its machines and the training."""
         found = self.gcloud.describe(*self._queue("describe"))
-        if found is None:
+        if not found:  # also in a dry run
             return SliceState("NEW", "there is no request")
-        if self.gcloud.dry_run:
-            return SliceState()
         state = found.get("state") or {}
         name = str(state.get("state"))
-        if name in WAITING:
-            return SliceState("WAITING", name)
-        if name in GONE:
-            return SliceState("PREEMPTED", f"the request is {name}")
         if name == "FAILED":
             error = (state.get("failedData") or {}).get("error") or {}
             return SliceState("REQUEST_FAILED", error.get("message", "no reason given")[:500])
+        if name in (*WAITING, *GONE):
+            return SliceState("WAITING" if name in WAITING else "PREEMPTED", f"the request is {name}")
         if name != "ACTIVE":
             raise GcloudError(self._queue("describe"), f"unknown state: {name[:60]}", "other")
-        machine = (
-            self.gcloud.describe(*self._vm("describe", self.settings["TPU_NAME"])) or {"state": "PREEMPTED"}
-        ).get("state")
+        machine = (self.gcloud.describe(*self._vm("describe", self.settings["TPU_NAME"])) or {}).get("state", "deleted")
         if machine in LOST_MACHINES:
             return SliceState("PREEMPTED", f"the machines are {machine}")
         return self._look_at_training()
@@ -176,11 +167,6 @@ class Slice:
             call("storage", "buckets", "create", self._bucket, f"--location={settings['ZONE'].rpartition('-')[0]}",
                  "--default-storage-class=STANDARD", "--uniform-bucket-level-access", "--public-access-prevention",
                  )  # fmt: skip
-        if settings["ALLOW_SSH_FROM"] and self._lacks("compute", "firewall-rules", "describe", self._rule):
-            call("compute", "firewall-rules", "create", self._rule, f"--network={settings['NETWORK'] or 'default'}",
-                 "--allow=tcp:22", f"--source-ranges={settings['ALLOW_SSH_FROM']}")  # fmt: skip
-        if settings["CONFIG_SSH"] == "true":
-            call("compute", "config-ssh")
         if settings.key and self._lacks("secrets", "describe", settings.secret):
             call("secrets", "create", settings.secret, "--replication-policy=automatic", "--data-file=-",
                  content=settings.key)  # fmt: skip
@@ -192,14 +178,24 @@ class Slice:
 
         again : also once after a request that failed.
         """
-        while (state := self._wait_for_slice(wait)).phase in ("PREEMPTED", "REQUEST_FAILED"):
-            if state.phase == "REQUEST_FAILED" and not again:
-                return state
-            if state.phase == "PREEMPTED" and self.requests >= int(self.settings["REQUESTS"]):
-                return SliceState("PREEMPTED", f"{self.requests} requests were used, as REQUESTS has it")
-            again = again and state.phase == "PREEMPTED"
-            self._delete_request()
-        if state.phase in ("WAITING", "RUNNING", "FINISHED"):
+        while True:
+            state = self.look()
+            if state.phase == "NEW":
+                self._request_slice()
+                self.requests += 1
+                if self.gcloud.dry_run:
+                    break
+            elif state.phase == "WAITING" and wait and self._may_wait():
+                self.say(state.describe(self.settings["TPU_NAME"]))
+                self._pause()
+            elif state.phase == "PREEMPTED" or (state.phase == "REQUEST_FAILED" and again):
+                if self.requests >= int(self.settings["REQUESTS"]):
+                    return SliceState("PREEMPTED", f"{self.requests} requests were used, as REQUESTS has it")
+                again = again and state.phase == "PREEMPTED"
+                self._delete_request()
+            else:
+                break
+        if state.phase in ("WAITING", "REQUEST_FAILED", "RUNNING", "FINISHED"):
             return state
         if state.phase == "TRAINING_FAILED":  # workers that still run would wait for those that failed
             self._on_workers("stop")
@@ -208,21 +204,6 @@ class Slice:
         for action in ("unpack", "install", "start"):
             self._on_workers(action)
         return SliceState("RUNNING")
-
-    def _wait_for_slice(self, wait: bool) -> SliceState:
-        """Request the slice if there is no request, and wait while the request does."""
-        while True:
-            state = self.look()
-            if state.phase == "NEW":
-                self._request_slice()
-                self.requests += 1
-                if self.gcloud.dry_run:
-                    return SliceState("READY")
-            elif state.phase != "WAITING" or not wait or not self._may_wait():
-                return state
-            else:
-                self.say(state.describe(self.settings["TPU_NAME"]))
-                self._pause()
 
     def _request_slice(self) -> None:
         settings = self.settings
@@ -242,18 +223,15 @@ class Slice:
             if error.kind != "other":
                 raise
             return SliceState("ACTIVE", "the workers have no script yet")
-        mark = "ML_FACTORY_WORKER "
-        ends = [line.removeprefix(mark) for line in text.splitlines() if line.startswith(mark)]
+        ends = re.findall(r"^ML_FACTORY_WORKER (.*)$", text, re.MULTILINE)
         bad = [end for end in ends if end == "died" or (end.startswith("ended ") and end != "ended 0")]
         if bad:
             return SliceState("TRAINING_FAILED", f"{len(bad)} of {len(ends)} workers: {bad[0]}")
-        if ends and len(ends) != self.settings.workers:
+        if len(ends) != self.settings.workers:
             return SliceState("UNREACHABLE", f"{len(ends)} of {self.settings.workers} workers answered")
-        if ends and all(end == "ended 0" for end in ends):
+        if set(ends) == {"ended 0"}:
             return SliceState("FINISHED")
-        if "running" in ends:
-            return SliceState("RUNNING", f"{len(ends)} workers")
-        return SliceState("READY", "no worker trains")
+        return SliceState("RUNNING", f"{len(ends)} workers") if "running" in ends else SliceState("READY")
 
     def _delete_request(self) -> None:
         try:

@@ -17,7 +17,7 @@ from ml_factory.storage.files import files
 from ml_factory.storage.json_values import parse_json
 
 SUMMARY = "summary.json"
-_FILE = re.compile(r"(\d{4,})-\d+-[0-9a-f]+\.jsonl")
+_FILE = re.compile(r"\d{4,}-(\d+-)?[0-9a-f]+\.jsonl")  # older versions had no begin in the name
 
 
 def list_log_attempts(folder: Path) -> list[str]:
@@ -79,11 +79,11 @@ def merge_log_attempts(attempts: Iterable[tuple[int, list[dict]]]) -> list[dict]
     return [rows[step] for step in sorted(rows)]
 
 
-def read_log_steps(folder: Path, before: str | None = None) -> list[dict]:
-    """Return the merged steps of a run's log; only those of attempts before the one with the file `before`, if
-    given.
+def read_log_steps(folder: Path, through: str = "~") -> list[dict]:
+    """Return the merged steps of a run's log, of the attempts up to the one with the file `through`; by default of
+    all.
     """
-    names = [name for name in list_log_attempts(folder) if before is None or name < before]
+    names = [name for name in list_log_attempts(folder) if name <= through]
     return merge_log_attempts(
         (attempt_number(name), parse_log_lines(files.read(folder / name), folder / name)) for name in names
     )

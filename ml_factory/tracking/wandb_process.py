@@ -8,6 +8,7 @@ import importlib.util
 import json
 import logging
 import os
+import signal
 import subprocess
 import tempfile
 import time
@@ -21,7 +22,7 @@ from ml_factory.storage.files import files
 
 MODES = ("auto", "offline", "off")
 INIT_SECONDS, FINISH_SECONDS = 45.0, 120.0
-READY = "ready"  # status of a mirror that is connected
+READY, NO_ANSWER = "ready", "W&B did not answer"  # status of a mirror that has connected, and before
 _log = logging.getLogger("ml_factory")
 _warned: set[str] = set()  # texts or topics of the warnings logged so far
 SERVICE = "W&B"  # topic: warn once per process when W&B is unreachable
@@ -80,7 +81,9 @@ class WandbMirrorProcess:
         return code == 0
 
     def status(self) -> str:
-        """Return READY, what the mirror waits for, or why it ended; "" before it has begun."""
+        """Return READY, what the mirror waits for (NO_ANSWER until it has connected), or why it ended; "" before it has
+        begun.
+        """
         with suppress(OSError):
             return self._status.read_text()
         return ""
@@ -89,12 +92,24 @@ class WandbMirrorProcess:
         """Report the run's end: a connected mirror gets `seconds` to finish, then continues alone."""
         with suppress(OSError, WorkspaceError):  # without this file the mirror ends with its parent
             files.write(self._end, json.dumps(redact_values(record)).encode())
-        connected = self.status() == READY
+        connected = self.status() not in ("", NO_ANSWER)
         self.wait(seconds if connected else 0)
         if not self._ended and self._mode == "online" and not connected:
             warn_wandb_once(
                 "W&B has not answered yet; the local log is complete, the mirror keeps trying for a while", SERVICE
             )
+
+    def kill(self) -> None:
+        """End the mirror, and delete its files."""
+        kill_wandb_process(self._process)
+        for file in (self._status, self._end):
+            file.unlink(missing_ok=True)
+
+
+def kill_wandb_process(process: subprocess.Popen) -> None:
+    """End a process with what it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def start_wandb_process(task: str, spec: dict, folder: Path, mode: str) -> subprocess.Popen:

@@ -3,11 +3,8 @@
 Downloads are verified like untrusted input: an artifact by its content's hash, checkpoints file by file.
 """
 
-import os
-import signal
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from ml_factory.errors import FactoryError, SettingsError, WorkspaceError
@@ -21,6 +18,7 @@ from ml_factory.tracking.wandb_process import (
     INIT_SECONDS,
     WandbMirrorProcess,
     disable_wandb,
+    kill_wandb_process,
     start_wandb_process,
     wandb_installed,
     wandb_mirror_mode,
@@ -54,8 +52,7 @@ def restore_from_wandb(
         try:
             process.wait(ANSWER_SECONDS + FETCH_SECONDS + 60)  # its own deadlines are shorter
         finally:
-            with suppress(ProcessLookupError):  # with what it has started
-                os.killpg(process.pid, signal.SIGKILL)
+            kill_wandb_process(process)
         answer = files.read_json_or_none(answered) or {"error": "no answer in time"}
         if "error" in answer:
             raise WorkspaceError("W&B did not answer the query", got=redact_secrets(str(answer["error"])))
@@ -107,11 +104,13 @@ def replay_log_to_wandb(folder: Path, run_id: str = "", mirror: str = "auto") ->
     name = run_id or run.get("run_id") or folder.parent.name
     spec = {"run_id": name, "settings": run.get("settings", {}), "folder": str(folder), "snapshot": None}
     process = WandbMirrorProcess.start(mode, folder, "replay", spec | {"attempt": "~"})  # after every attempt
-    if process is not None:
-        process.end({"status": "finished", "summary": end.get("summary", {})}, 0)
-    if process is None or not process.wait(INIT_SECONDS + FINISH_SECONDS):
-        raise WorkspaceError("W&B did not take the log", where=folder, got=process and process.status())
-    for leftover in folder.glob("mirror-replay.*"):
-        leftover.unlink()
+    try:
+        if process is not None:
+            process.end({"status": "finished", "summary": end.get("summary", {})}, 0)
+        if process is None or not process.wait(INIT_SECONDS + FINISH_SECONDS):
+            raise WorkspaceError("W&B did not take the log", where=folder, got=process and process.status())
+    finally:
+        if process is not None:
+            process.kill()
     where = max(folder.glob("wandb/*run-*"), default=folder)
     return {"run": name, "steps": len(rows), "mode": mode, "folder": str(where)}

@@ -8,8 +8,11 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -23,8 +26,8 @@ from ml_factory.redaction import redact_secrets
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import parse_json
 from ml_factory.storage.stored_paths import stored_path
-from ml_factory.tracking.run_log import parse_log_lines, read_log_steps
-from ml_factory.tracking.wandb_process import READY
+from ml_factory.tracking.run_log import read_log_steps
+from ml_factory.tracking.wandb_process import NO_ANSWER, READY
 
 POLL_SECONDS = 0.5
 # Until the first checkpoint is uploaded to a service that answers, and between two; offline only the last one.
@@ -100,7 +103,7 @@ class WandbSync:
     def __init__(self, wandb, spec: dict, set_deadline: Callable = lambda seconds, reason: None):
         self._wandb, self._spec, self._set_deadline = wandb, spec, set_deadline
         self._folder, self._attempt = Path(spec["folder"]), spec["attempt"]
-        self._online, self._offset = spec["mode"] == "online", 0
+        self._online = spec["mode"] == "online"
         self._sent: dict = {}
         self._send_at = time.monotonic() + FIRST_SECONDS
         snapshot = spec["snapshot"]
@@ -113,41 +116,28 @@ class WandbSync:
         )  # fmt: skip
 
     def follow_log(self, over: Callable[[], bool]) -> None:
-        """Log the valid steps of earlier attempts, then this attempt's as they come, until the run is `over`.
+        """Log the valid steps of this attempt and earlier ones that the service lacks, in order, until the run is
+        `over`.
 
-        A step is logged when a later one has begun, because until then more metrics may be added to it.
+        A step is logged when a later one has begun, because until then more metrics may be added to it; nothing before
+        this attempt's first step, which makes later ones of earlier attempts void. A service that is ahead of it has
+        steps that a resume repeats to the bit: they are not logged again.
         """
-        waiting: dict[int, dict] = {}
-        last_step = None
+        last_step = self.run.starting_step - 1 if self._online else -sys.maxsize
+        own = self._folder / self._attempt
         while True:
             ended = over()
-            for record in self._new_records():
-                waiting.setdefault(record["step"], {}).update(record["metrics"])
-            if last_step is None and (waiting or ended):
-                last_step = self.log_earlier_steps(min(waiting, default=sys.maxsize))
-            for step in sorted(waiting)[: None if ended else -1]:
-                metrics = waiting.pop(step)
-                if step > last_step:
-                    self.run.log(metrics, step=step)
-                    last_step = step
+            begun = ended or (own.is_file() and own.stat().st_size > 0)
+            rows = read_log_steps(self._folder, through=self._attempt)
+            for row in rows[: None if ended else -1] if begun else ():
+                if row["step"] > last_step:
+                    self.run.log(row["metrics"], step=row["step"])
+                    last_step = row["step"]
             if ended:
                 return
             if self._online and time.monotonic() > self._send_at:
                 self.upload_checkpoints()
             time.sleep(POLL_SECONDS)
-
-    def log_earlier_steps(self, first: int) -> int:
-        """Log the valid steps below `first` that the service lacks; return the last step that it has then.
-
-        A service that is ahead of `first` holds steps that became void when the run resumed from an older checkpoint:
-        a resume repeats them to the bit, and they are not logged again.
-        """
-        last_step = self.run.starting_step - 1 if self._online else -sys.maxsize
-        for row in read_log_steps(self._folder, before=self._attempt):
-            if last_step < row["step"] < first:
-                self.run.log(row["metrics"], step=row["step"])
-                last_step = row["step"]
-        return last_step
 
     def log_artifact(self, name: str, kind: str, files: Mapping[str, str | Path], metadata: dict) -> None:
         """Log an artifact of these files, name -> path."""
@@ -161,13 +151,16 @@ class WandbSync:
         be read is left for the next time.
         """
         self._send_at = time.monotonic() + (CHECKPOINT_SECONDS if self._sent else FIRST_SECONDS)
-        with suppress(FactoryError, OSError):
+        with suppress(FactoryError, OSError), tempfile.TemporaryDirectory(dir=self._spec["local"]) as folder:
             found = self._snapshot.files() if self._snapshot is not None else {}
             stamps = {name: (path, os.stat(path).st_mtime_ns) for name, path in found.items()}
             if found and stamps != self._sent:
-                self.set_transfer_deadline(found.values())
+                copies = {name: shutil.copyfile(path, Path(folder) / name) for name, path in found.items()}
+                for copy in Path(folder).glob("*.ckpt"):  # a slot may be overwritten meanwhile
+                    verify_checkpoint(copy)
+                self.set_transfer_deadline(copies.values())
                 self.delete_old_checkpoints(KEPT_VERSIONS)
-                self.log_artifact(self._checkpoints, CHECKPOINTS, found, {"run": self._spec["run_id"]})
+                self.log_artifact(self._checkpoints, CHECKPOINTS, copies, {"run": self._spec["run_id"]})
                 self._set_deadline(None, "")
                 self._sent, self._send_at = stamps, time.monotonic() + CHECKPOINT_SECONDS
 
@@ -188,13 +181,6 @@ class WandbSync:
         seconds = self._spec["finish_seconds"] + sum(map(os.path.getsize, paths)) / 1e6 * SECONDS_PER_MB
         self._set_deadline(seconds, "W&B did not take the last data in time")
 
-    def _new_records(self) -> list[dict]:
-        """Return the records of this attempt that were not read yet, up to the last complete line."""
-        path = self._folder / self._attempt
-        data = files.read(path)[self._offset :] if path.is_file() else b""
-        self._offset += data.rfind(b"\n") + 1
-        return parse_log_lines(data, path)
-
 
 def run_task(task: str, text: str) -> None:
     """Run "mirror" or "fetch" in a child process. text : arguments of the task as JSON."""
@@ -208,12 +194,20 @@ def _mirror(spec: dict) -> None:
     status, end = Path(spec["status"]), Path(spec["end"])
     sys.excepthook = lambda kind, error, trace: status.write_text(redact_secrets(f"{kind.__name__}: {error}")[:500])
 
-    def set_deadline(seconds: float | None, reason: str) -> None:
-        """Let the kernel end this process after `seconds`, also where the client hangs; None: no more."""
-        status.write_text(reason or READY)
-        signal.alarm(0 if seconds is None else math.ceil(seconds))
+    timer = threading.Timer(0, bool)
 
-    set_deadline(spec["init_seconds"], "W&B did not answer")
+    def set_deadline(seconds: float | None, reason: str) -> None:
+        """End this process, with what it has started, after `seconds`, also where the client hangs; None: no more."""
+        nonlocal timer
+        status.write_text(reason or READY)
+        timer.cancel()
+        if seconds is not None:
+            timer = threading.Timer(seconds, os.killpg, (0, signal.SIGKILL))
+            timer.daemon = True
+            timer.start()
+        signal.alarm(0 if seconds is None else math.ceil(seconds) + 5)  # where the client holds the interpreter
+
+    set_deadline(spec["init_seconds"], NO_ANSWER)
     with suppress(OSError):
         os.nice(10)
     sync = WandbSync(_import_wandb(), spec, set_deadline)

@@ -29,8 +29,7 @@ class BatchLoader:
         self.device, self.parts = device, parts
         size = sum(part.x_NF.nbytes if isinstance(part, Windows) else part.nbytes for part in parts)
         self.resident = size <= SHARE_OF_MEMORY * device.free_bytes() if resident is None else resident
-        placed: dict[int, Tensor] = {}
-        self._takes = [_device_reader(part, device, placed) if self.resident else _host_reader(part) for part in parts]
+        self._takes = [_device_reader(part, device) if self.resident else _host_reader(part) for part in parts]
 
     def __len__(self) -> int:
         return len(self.parts[0])
@@ -51,20 +50,16 @@ def _host_reader(part: Part) -> Callable[[Tensor], Tensor]:
     return part.gather if isinstance(part, Windows) else lambda index_B: torch.from_numpy(part[index_B.numpy()])
 
 
-def _device_reader(part: Part, device: Device, placed: dict[int, Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return a function from index_B to the part's rows, from memory on the device.
-
-    placed : arrays on the device by their host address, so that an array shared by several parts is copied once.
-    """
+def _device_reader(part: Part, device: Device) -> Callable[[Tensor], Tensor]:
+    """Return a function from index_B to the part's rows, from memory on the device."""
     if not isinstance(part, Windows):
         rows_N = _padded(torch.from_numpy(part), device)
         return lambda index_B: rows_N.index_select(0, index_B)
     if device.kind == "cpu":
         return part.gather
     # A compiler would materialise a view of overlapping windows; single rows are picked instead.
-    address = part.x_NF.data_ptr()
-    x_NF = placed[address] = placed[address] if address in placed else _padded(part.x_NF, device)
-    last_N, back_T = _padded(torch.from_numpy(part.rows), device), device.to_device(torch.arange(part.lookback).flip(0))
+    x_NF, last_N = _padded(part.x_NF, device), _padded(torch.from_numpy(part.rows), device)
+    back_T = device.to_device(torch.arange(part.lookback).flip(0))
 
     def gather(index_B: Tensor) -> Tensor:
         rows_BT = last_N.index_select(0, index_B)[:, None] - back_T

@@ -87,9 +87,8 @@ class Device:
         dtype = DTYPES[self.precision]
         return nullcontext() if dtype is torch.float32 else torch.autocast(self.kind, dtype=dtype)
 
-    def wrap_network(self, network: nn.Module, compiled: bool = False) -> nn.Module:
-        """Wrap the network as a step calls it: compiled if requested, gradients averaged over several processes."""
-        network = torch.compile(network) if compiled else network
+    def wrap_network(self, network: nn.Module) -> nn.Module:
+        """Wrap the network as a step calls it: gradients averaged over several processes."""
         if self.processes.world == 1:
             return network
         own = [self.processes.local] if self.kind == "cuda" else None
@@ -120,12 +119,6 @@ class Device:
             isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
         )
 
-    def cache_compiled_programs(self, folder: Path) -> None:
-        """Cache compiled programs under `folder`, for later processes of this machine."""
-        # Read when the first kernel is compiled. The defaults are names in the temporary folder that anyone can guess.
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
-        os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
-
     def environment_facts(self) -> dict:
         """Return the facts that the bits of a run depend on apart from data and settings."""
         return {
@@ -134,8 +127,8 @@ class Device:
         }  # fmt: skip
 
     def processor_name(self) -> str:
-        """Return the name of the processor that computes."""
-        return processor_name()
+        """Return the name of the processor that computes; of a CPU with the instructions that torch uses on it."""
+        return f"{processor_name()}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 class CudaDevice(Device):
@@ -196,10 +189,6 @@ class XlaDevice(Device):
         super().seed_step(seed)
         _xla().manual_seed(seed)
 
-    def wrap_network(self, network: nn.Module, compiled: bool = False) -> nn.Module:
-        # XLA compiles every step as it is, and `torch.compile` for another device would fail on its tensors.
-        return network
-
     def recompute(self, function: Callable, *args: Any) -> Any:
         # XLA would drop the second computation as equal to the first: torch_xla's checkpoint has a barrier. It gives
         # closed-over tensors a gradient only where an argument requires one too, and rows of data do not.
@@ -229,6 +218,7 @@ class XlaDevice(Device):
             return None
 
     def cache_compiled_programs(self, folder: Path) -> None:
+        """Cache compiled programs under `folder`, for later processes of this machine."""
         # The CPU client writes files that it cannot read back; a cache that is open stays.
         if _xla("runtime").device_type() == "TPU" and not _xla()._XLAC._xla_computation_cache_is_initialized():
             _xla("runtime").initialize_cache(str(folder / "xla"))
@@ -273,14 +263,14 @@ def pick_device(spec: TrainSpec) -> Device:
         # Read when cuBLAS starts: without it matrix products may add in another order each time.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.cuda.set_device(processes.local)
-    device = {"cpu": Device, "cuda": CudaDevice, "xla": XlaDevice}[kind](
+    device: Any = {"cpu": Device, "cuda": CudaDevice, "xla": XlaDevice}[kind](
         kind,
         spec.thread_count,
         native_precision(kind) if spec.precision == "auto" else spec.precision,
         processes,
         _xla("runtime").global_runtime_device_count() if kind == "xla" else 1,
     )
-    if spec.compile or kind == "xla":
+    if kind == "xla":
         device.cache_compiled_programs(private_folder("programs"))
     return device
 

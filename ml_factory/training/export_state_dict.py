@@ -11,23 +11,23 @@ import torch
 from torch import Tensor, nn
 
 from ml_factory.errors import FactoryError
-from ml_factory.models.session_clock_offset import PROGRESS_CELLS, SessionClockOffset
+from ml_factory.models.session_clock import PROGRESS_BINS, SessionClockOffset, session_end_cells
 from ml_factory.training.estimator import NeuralClassifier
 
 
 class NetworkWithClockOffset(nn.Module):
     """A network and the `SessionClockOffset` added to its logits, as one module for export.
 
-    column, ending : those of the offset. Its tables are buffers, so that a state dict holds all.
+    column, horizon : those of the offset and its clock. Its tables are buffers, so that a state dict holds all.
     """
 
-    def __init__(self, network: nn.Module, column: int, ending: int, offset: SessionClockOffset | None = None):
+    def __init__(self, network: nn.Module, column: int, horizon: int, offset: SessionClockOffset | None = None):
         super().__init__()
-        self.network, self.column, self.ending = network, column, ending
-        bounds_3, shares_C3 = torch.zeros(3, dtype=torch.float64), torch.zeros(PROGRESS_CELLS + ending, 3).double()
+        self.network, self.column, self.horizon, self.ending = network, column, horizon, session_end_cells(horizon)
+        bounds_3, shares_C3 = torch.zeros(3).double(), torch.zeros(PROGRESS_BINS + self.ending, 3).double()
         if offset is not None:
             bounds_3 = torch.tensor([offset.low, offset.high, offset.step], dtype=torch.float64)
-            shares_C3 = torch.from_numpy(offset.log_shares_C3)
+            shares_C3 = torch.from_numpy(offset.clock.shares_C3).log()
         self.register_buffer("low_high_step_3", bounds_3)
         self.register_buffer("log_shares_C3", shares_C3)
 
@@ -41,9 +41,10 @@ class NetworkWithClockOffset(nn.Module):
         value_B = torch.minimum(torch.maximum(torch.where(value_B.isnan(), low, value_B), low), high)
         span, one = high - low, torch.ones_like(low)
         share_B = (value_B - low) / torch.where(span > 0, span, one)
-        progress_B = (share_B * PROGRESS_CELLS).long().clamp(max=PROGRESS_CELLS - 1)
-        left_B = ((high - value_B) / torch.where(step > 0, step, one)).round().long()
-        return torch.where((step > 0) & (left_B < self.ending), PROGRESS_CELLS + left_B, progress_B)
+        progress_B = (share_B * PROGRESS_BINS).long().clamp(max=PROGRESS_BINS - 1)
+        left_B = ((high - value_B) / torch.where(step > 0, step, one)).round().clamp(max=self.horizon).long()
+        ending_B = PROGRESS_BINS + left_B * self.ending // max(self.horizon, 1)
+        return torch.where((step > 0) & (left_B < self.horizon), ending_B, progress_B)
 
 
 def export_state_dict_bytes(model: NeuralClassifier) -> bytes:
@@ -60,7 +61,7 @@ def network_with_offset(model: NeuralClassifier) -> nn.Module:
     """Return the network, with its clock offset where it has one."""
     if model.offset is None:
         return model.network
-    return NetworkWithClockOffset(model.network, model.offset.column, model.offset.ending, model.offset)
+    return NetworkWithClockOffset(model.network, model.offset.column, model.offset.clock.horizon, model.offset)
 
 
 def state_dict_module_source(model: NeuralClassifier) -> str:
@@ -73,5 +74,5 @@ def state_dict_module_source(model: NeuralClassifier) -> str:
     made = f"{made}({model.n_features}, {model.lookback}, 3, {kind.__name__}.Spec({settings}))"
     if model.offset is not None:
         imports.append("from ml_factory.training.export_state_dict import NetworkWithClockOffset")
-        made = f"NetworkWithClockOffset({made}, {model.offset.column}, {model.offset.ending})"
+        made = f"NetworkWithClockOffset({made}, {model.offset.column}, {model.offset.clock.horizon})"
     return "; ".join([*imports, f"module = {made}"])

@@ -34,33 +34,50 @@ SECONDS_BETWEEN = 10.0  # two lines, at least
 _log = logging.getLogger("ml_factory.training")
 
 
-class TrainingProgressLine:
-    """Rows and seconds of this session; `clock` returns seconds."""
+class TrainingReports:
+    """Reports within an epoch: a progress line, and calls of the callbacks that have `log_steps`.
 
-    def __init__(self, run: TrainingState, clock=time.perf_counter):
+    clock : returns seconds.
+    """
+
+    def __init__(self, run: TrainingState, callbacks: Sequence[Callable] = (), clock=time.perf_counter):
         self.run, self.clock, self.first_step = run, clock, run.step
         self.began = self.last_line = clock()
+        self._callbacks = [one.log_steps for one in callbacks if hasattr(one, "log_steps")]
+        self._last: tuple[int, float, float] = (0, 0.0, 0.0)  # epoch, sum of w * loss, sum of w at the last calls
 
     def rows_per_second(self) -> float:
         """Return rows a second of this session."""
         return (self.run.step - self.first_step) * self.run.order.batch / max(self.clock() - self.began, 1e-9)
 
-    def log_if_due(self, save_in: float | None) -> None:
-        """Log the line when it is due; this waits for the epoch's sums on the device.
+    def report(self, save_in: float | None) -> None:
+        """Log the line when it is due, and make the calls; either waits for the epoch's sums on the device.
 
         save_in : seconds until a save is due; None without checkpoints.
         """
-        if self.clock() - self.last_line < SECONDS_BETWEEN or not self.run.device.processes.is_rank_zero:
+        run, order = self.run, self.run.order
+        due = self.clock() - self.last_line >= SECONDS_BETWEEN and run.device.processes.is_rank_zero
+        if not due and not self._callbacks:
             return
-        self.last_line, run, speed = self.clock(), self.run, self.rows_per_second()
-        total, (loss_sum, weight) = run.order.steps_until_epoch(run.spec.epochs), run.totals.tolist()
-        _log.info(
-            "epoch %d/%d, step %s/%s, loss %.4f, %s samples/s, %d compiles, %s left, %s",
-            min(run.epoch, run.spec.epochs), run.spec.epochs, f"{run.step:,}", f"{total:,}",
-            loss_sum / weight if weight else 0.0, f"{speed:,.0f}", sum(run.device.compiles.values()),
-            _minutes((total - run.step) * run.order.batch / max(speed, 1e-9)),
-            "no saves" if save_in is None else f"next save in {_minutes(save_in)}",
-        )  # fmt: skip
+        loss_sum, weight = run.totals.tolist()
+        if due:
+            self.last_line, speed, total = (
+                self.clock(),
+                self.rows_per_second(),
+                order.steps_until_epoch(run.spec.epochs),
+            )
+            _log.info(
+                "epoch %d/%d, step %s/%s, loss %.4f, %s samples/s, %d compiles, %s left, %s",
+                min(run.epoch, run.spec.epochs), run.spec.epochs, f"{run.step:,}", f"{total:,}",
+                loss_sum / weight if weight else 0.0, f"{speed:,.0f}", sum(run.device.compiles.values()),
+                _minutes((total - run.step) * order.batch / max(speed, 1e-9)),
+                "no saves" if save_in is None else f"next save in {_minutes(save_in)}",
+            )  # fmt: skip
+        _, before, weight_before = self._last if self._last[0] == run.epoch else (0, 0.0, 0.0)
+        self._last = run.epoch, loss_sum, weight
+        for callback in self._callbacks:
+            step, mean = run.step - order.steps_until_epoch(run.epoch - 1), loss_sum - before
+            callback(run.epoch, step, mean / max(weight - weight_before, 1e-12))
 
 
 def _minutes(seconds: float) -> str:
@@ -111,13 +128,13 @@ def run_training_loop(
     """
     with deterministic_device(device):
         run = TrainingState(network, rows, spec, device, identity, getattr(batch, "sampler", BatchSampler))
-        reports, saver = _StepReports(run, callbacks), _Saver(run, checkpoints)
+        saver = _Saver(run, checkpoints)
         resumed = saver.resume()
         if resumed:
             restore_callback_history(callbacks, run.memory.history)
         elif validation is not None and validation.from_start:
             run.memory.best_loss, run.memory.best_weights = _validate(run, validation, 0), run.weights()
-        history_before, step_before, meter = len(run.memory.history), run.step, TrainingProgressLine(run)
+        history_before, step_before, reports = len(run.memory.history), run.step, TrainingReports(run, callbacks)
         total, before = (steps * run.order.batch for steps in (run.order.steps_until_epoch(spec.epochs), run.step))
         with progress_phase("training", total, start=before) as moved:
             while not run.done:
@@ -132,8 +149,7 @@ def run_training_loop(
                     moved(run.order.batch)
                     if run.step % run.spec.log_steps == 0:
                         run.raise_if_not_finite()
-                        meter.log_if_due(saver.due_in())
-                        reports.report()
+                        reports.report(saver.due_in())
                     saver.save_within_epoch()
                 # ------------------------------------------------------ the epoch's losses, its checkpoint, callbacks
                 run.raise_if_not_finite()
@@ -153,7 +169,7 @@ def run_training_loop(
         machine={
             "device": device.kind, "threads": device.threads, "precision": device.precision,
             "parameters": sum(item.numel() for item in run.network.parameters()),
-            "peak_bytes": device.peak_memory_bytes(), "rows_per_second": meter.rows_per_second(),
+            "peak_bytes": device.peak_memory_bytes(), "rows_per_second": reports.rows_per_second(),
         },
     )  # fmt: skip
 
@@ -263,25 +279,6 @@ def _end_epoch(run: TrainingState, validation: Validation | None, began: float) 
     run.reset_loss_totals()
     run.done = epoch == spec.epochs or memory.out_of_patience(spec)
     return metrics
-
-
-class _StepReports:
-    """Calls of the callbacks that want to know of steps within an epoch."""
-
-    def __init__(self, run: TrainingState, callbacks: Sequence[Callable]):
-        self.run, self._callbacks = run, [one.log_steps for one in callbacks if hasattr(one, "log_steps")]
-        self._last: tuple[int, float, float] = (0, 0.0, 0.0)  # epoch, sum of w * loss, sum of w at the last report
-
-    def report(self) -> None:
-        """Report the mean loss since the last report of this epoch; this waits for the epoch's sums."""
-        if not self._callbacks:
-            return
-        run, (loss_sum, weight) = self.run, self.run.totals.tolist()
-        _, before, weight_before = self._last if self._last[0] == run.epoch else (0, 0.0, 0.0)
-        self._last = run.epoch, loss_sum, weight
-        step = run.step - run.order.steps_until_epoch(run.epoch - 1)
-        for callback in self._callbacks:
-            callback(run.epoch, step, (loss_sum - before) / max(weight - weight_before, 1e-12))
 
 
 class _Saver:

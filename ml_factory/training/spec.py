@@ -23,7 +23,6 @@ class TrainSpec(EstimatorSpec):
     device : auto, cpu, cuda or xla.
     precision : of the steps; auto for the hardware's fast format.
     recompute : gradient checkpointing, less memory for more time.
-    compile : torch.compile, worth its minutes in a long run.
     save_seconds : a mid-epoch save is considered this long after the last one.
     log_steps : least steps between two progress lines, and between two checks for non-finite numbers.
     """
@@ -40,7 +39,6 @@ class TrainSpec(EstimatorSpec):
     device: str = "auto"
     precision: str = "auto"
     recompute: bool = False
-    compile: bool = False
     save_seconds: float = 60.0
     log_steps: int = 50
 

@@ -90,7 +90,7 @@ class TrainingState:
             _log.warning("recompute changes nothing: %s has no stack of blocks", identity.get("model"))
         self.optimizer = AdamW(network)
         self.scale = LossScaler(device.to_device) if device.precision == "fp16" else None
-        self.forward = device.wrap_network(network, spec.compile)
+        self.forward = device.wrap_network(network)
         self.memory = EarlyStoppingState()
         self.step, self.done = 0, False
         self.reset_loss_totals()

@@ -66,6 +66,7 @@ PREDICTED_BARS = 60_000  # newest bars, on which `predict` is checked
 PREDICTED_CUTS = (1, 777, 2_345)  # minutes before the end at which the file is shortened, by one bar at least
 NETWORK_ROWS = 1_000  # newest rows of each split of a finished network, which is slow on all of them
 CLOSE = {"tabular": 1e-6, "network": 1e-3}  # a network may have been trained on another device
+SHIFT = 1e-4  # mean change of the probability of the outcome: many small moves towards it
 READS = ("train", "validation")  # validation rows stop a training and set its temperature
 
 
@@ -319,9 +320,10 @@ def audit_stack(sample: Sample, found: Findings) -> None:
         with tempfile.TemporaryDirectory() as folder:
             workspace, hashes = Workspace(folder), []
             for model in STACKED:
-                with open_run(workspace, _run(data, model, "train", None, quick=True)) as run:
+                with open_run(workspace, _small_run(data, model, "train")) as run:
                     hashes.append(train_with_holdout(data, run).hash)
-            with open_run(workspace, stack_run_settings(data, STACKED, hashes, STACK_FOLDS, 0, True)) as run:
+            small = {model: _small_settings(model) for model in STACKED}
+            with open_run(workspace, stack_run_settings(data, STACKED, hashes, STACK_FOLDS, 0, False, small)) as run:
                 artifact = fit_stack(data, run, STACK_FOLDS)
             state = artifact.load_state()
             forecasts = load_or_make_predictions(workspace, data, artifact)[PROBABILITIES].to_numpy()
@@ -397,6 +399,8 @@ def _differences_from_bundle(
     wrong, reference = np.flatnonzero(~(np.abs(moved).max(axis=1) <= CLOSE[family])), "the predictions of its bundle"
     if len(wrong):
         yield mismatch(part, "probabilities", len(wrong), frame.index[kept[wrong[0]]], reference)
+    elif abs(moved[np.arange(len(kept)), data.y[at[kept]] + 1].mean()) > SHIFT:
+        yield mismatch(part, "probability of the outcome", len(kept), frame.index[kept[0]], reference)
     about = pd.DataFrame({"label": data.y[at], "split": split}, index=frame.index)
     yield from compare(part, frame, about[[name for name in about if name in frame]], "the data set", extra=True)
 
@@ -413,16 +417,16 @@ def _opened_run(spec: RunSettings) -> Iterator[Run]:
 
 def _small_run(data: PreparedDataset, model: str, task: str) -> RunSettings:
     """Return a run that reads rows as the model's own does, and is over in a second or two."""
-    small = {"epochs": 2, "lookback": 16, "batch": 128}
-    if _family(model) == "tabular":
-        small = {"rounds": 20, "threads": 1} | ({} if model == "linear" else {"depth": 3})
-    return _run(data, model, task, small)
-
-
-def _run(data: PreparedDataset, model: str, task: str, settings: dict | None, *, quick: bool = False) -> RunSettings:
     return make_run_settings(
-        data.symbol, data.horizon, model, task=task, seed=0, quick=quick, data=data.fingerprint, settings=settings
-    )
+        data.symbol, data.horizon, model, task=task, seed=0, quick=False, data=data.fingerprint,
+        settings=_small_settings(model),
+    )  # fmt: skip
+
+
+def _small_settings(model: str) -> dict:
+    if _family(model) == "tabular":
+        return {"rounds": 20, "threads": 1} | ({} if model == "linear" else {"depth": 3})
+    return {"epochs": 2, "lookback": 16, "batch": 128}
 
 
 def _family(model: str) -> str:

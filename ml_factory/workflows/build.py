@@ -172,7 +172,7 @@ class DataUnderProof:
         """Fit the steps up to the scaler, and training weights with and without decay."""
         rows = np.asarray(roles["train"])
         train_labels, names = labels.iloc[rows], tuple(str(k) for k in range(values.shape[1]))
-        sample = TransformFitSample(values, names, rows, train_labels)
+        sample = TransformFitSample(values, names, rows)
         return {
             "preprocessing": Fitted(fit_preprocessing_steps(self.settings.preprocess, sample).to_dict()),
             "training weights": Fitted(training_weights(train_labels)),

@@ -6,9 +6,10 @@ the models that a kept stack is made of, the data that these were trained on, an
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from ml_factory.result import Result
 from ml_factory.runs import StoredRun, read_stored_runs
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.files import REMOVED, files
-from ml_factory.storage.locks import acquire_lock_file, release_lock_file
+from ml_factory.storage.locks import acquire_lock_file, check_lock_file_free, release_lock_file
 from ml_factory.storage.stored_paths import stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol, push_workspace_on_exit
 
@@ -71,8 +72,9 @@ def clean(
     started, workspace, symbol = time.perf_counter(), Workspace(workspace), check_symbol(symbol)
     if type(keep) is not int or keep < 1:
         raise SettingsError("At least one is kept", where="keep", got=repr(keep), wanted="1 or more")
-    with _without_prepare(workspace.processed(symbol)) as idle:
-        needless, kept = _find_needless(workspace, symbol, keep, data=idle)
+    with _without_prepare(workspace.processed(symbol), dry_run) as idle:
+        find = partial(_find_needless, workspace, symbol, keep, data=idle)
+        needless, kept = find()
         items = [replace(one, size=files.folder_bytes(one.path)) for one in needless.values()]
         shown = needless.keys() if listed is None else {item.path for item in listed.items}
         skipped = [f"kept: {path} is needed, or gone" for path in sorted(shown - needless.keys())]
@@ -81,7 +83,7 @@ def clean(
             with progress_phase("cleaning", len(wanted), of="things") as done:
                 for item in wanted:
                     try:
-                        removed = _remove(item, workspace)
+                        removed = _remove(item, workspace, lambda: find(deleted=items)[0])
                         (items if removed else skipped).append(item if removed else f"kept: {item.path} is needed")
                     except (FileError, CheckpointError) as error:
                         skipped.append(f"kept: {item.path}: {error}")
@@ -97,26 +99,32 @@ def clean(
 
 
 @contextmanager
-def _without_prepare(processed: Path) -> Iterator[bool]:
-    """Hold the lock of `prepare` inside a `with`; it yields False where another process prepares this symbol now."""
+def _without_prepare(processed: Path, dry_run: bool) -> Iterator[bool]:
+    """Hold the lock of `prepare` inside a `with`; it yields False where another process prepares this symbol now.
+
+    dry_run : only look at the lock, and write nothing.
+    """
     lock = processed / "prepare.lock"
     if not files.is_folder(processed):
         yield True
         return
     try:
-        acquire_lock_file(lock, "the prepared data")
+        (check_lock_file_free if dry_run else acquire_lock_file)(lock, "the prepared data")
     except CheckpointError:
         yield False
         return
     try:
         yield True
     finally:
-        release_lock_file(lock)
+        if not dry_run:
+            release_lock_file(lock)
 
 
-def _remove(item: RemovableItem, workspace: Workspace) -> bool:
-    """Delete it under the lock of its run; return False where it was registered again, or its model is still there."""
+def _remove(item: RemovableItem, workspace: Workspace, needless: Callable[[], Collection[Path]]) -> bool:
+    """Delete it under the lock of its run; return False where something needs it by now, or its model is there."""
     with nullcontext() if item.run is None else item.run.locked(workspace):
+        if item.path not in needless():
+            return False
         if item.kind == "model":
             return ArtifactRegistry(workspace.models).remove(item.artifact)
         if item.artifact is not None and files.is_folder(item.artifact.path):
@@ -129,17 +137,19 @@ def _remove(item: RemovableItem, workspace: Workspace) -> bool:
 
 
 def _find_needless(
-    workspace: Workspace, symbol: str, keep: int, *, data: bool
+    workspace: Workspace, symbol: str, keep: int, *, data: bool, deleted: Sequence[RemovableItem] = ()
 ) -> tuple[dict[Path, RemovableItem], tuple[str, ...]]:
     """Return what nothing needs now by its path, models before the results of their runs; and what limited the search.
 
     data : False leaves out half-prepared data, which another process may be writing.
+    deleted : deleted before; the results of a deleted model are not needed either.
     """
     (runs, unknown), processed = read_stored_runs(workspace.results / symbol), workspace.processed(symbol)
     artifacts, data_sets = ArtifactRegistry(workspace.models).list(symbol), _data_sets(processed)
     current = _current_data(processed)
     used = _artifacts_in_use(artifacts, runs, current, keep)
-    old_runs = _superseded_runs(runs, artifacts, used, keep)
+    gone = [one.artifact for one in deleted if one.kind == "model" and one.artifact]
+    old_runs = _superseded_runs(runs, [*gone, *artifacts], used, keep)
     found = list(_leftovers(workspace, symbol))
     torn = [name for name, fingerprint in data_sets.items() if data and not fingerprint]
     found += [
@@ -159,7 +169,7 @@ def _find_needless(
                 why = f"{one.name}, horizon {one.facts.get('horizon')}, of {one.registered_at[:16]}"
                 run = by_id.get(one.facts.get("run_id"))
                 found.append(RemovableItem("model", one.path, why, workspace.models, run, one))
-        for run in old_runs:
+        for run in reversed(old_runs):  # the oldest first: what is left keeps its age
             what = run.facts
             why = f"{what['task']} of {what['model']}, horizon {what['horizon']}, of {what['begun_at'][:16]}"
             made = by_run.get(run.run_id)

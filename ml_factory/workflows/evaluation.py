@@ -14,7 +14,6 @@ from ml_factory.data.sessions import MINUTE_NS
 from ml_factory.ensemble.stacking import equal_weight_probabilities
 from ml_factory.evaluation.baselines import (
     BASELINES,
-    ClockBaseline,
     last_move_baseline_probabilities,
     prior_baseline_probabilities,
 )
@@ -46,6 +45,7 @@ from ml_factory.evaluation.verdict import (
     verdict_gains_of_rows,
 )
 from ml_factory.inference.predict import common_prediction_index
+from ml_factory.models.session_clock import SessionClock
 from ml_factory.runs import count_trials
 from ml_factory.storage.artifact_registry import Artifact
 from ml_factory.storage.workspace import Workspace
@@ -226,12 +226,12 @@ def prepared_dataset_baselines(
     return {name: condition_on_classes(p_N3, data.classes.values()) for name, p_N3 in found.items()}
 
 
-def _fit_clock(data: PreparedDataset, train_rows: np.ndarray) -> ClockBaseline:
+def _fit_clock(data: PreparedDataset, train_rows: np.ndarray) -> SessionClock:
     """Fit the clock baseline, with volatility, on these rows, in time order."""
     rows = np.sort(train_rows)
     minutes, bars = np.diff(data.labels.index[rows].as_unit("ns").asi8) / MINUTE_NS, np.diff(data.row[rows])
     bar_minutes = float(np.median(minutes / bars)) if len(rows) > 1 else 1.0
-    return ClockBaseline.fit(
+    return SessionClock.fit(
         data.clock.take(rows), data.y[rows], horizon=data.horizon, bar_minutes=bar_minutes,
         volatility=data.volatility[rows],
     )  # fmt: skip

@@ -19,7 +19,7 @@ from ml_factory.inference.predict import FittedModels, PredictionSpec, TrainedMo
 from ml_factory.lazy_module import LazyModule
 from ml_factory.leakage.certificate import certificate_path, read_certificate
 from ml_factory.models.base import installed_library_versions
-from ml_factory.models.registry import find_model_spec, registered_source_hash
+from ml_factory.models.registry import find_model_spec
 from ml_factory.result import Result
 from ml_factory.settings import DATA_PACKAGES
 from ml_factory.storage.artifact_registry import Artifact
@@ -32,8 +32,8 @@ from ml_factory.workflows import predictions
 from ml_factory.workflows.evaluation import evaluate_artifacts
 from ml_factory.workflows.prepared_dataset import PreparedDataset, load_dataset
 
-FORMATS = ("bundle", "onnx", "pt2", "pth")
-PTH, _ENDINGS = "model_tpu.pth", {"bundle": "bundle", "card": "md", "pt2": "pt2"}
+FORMATS = ("bundle", "onnx", "pth")
+PTH, _ENDINGS = "model_tpu.pth", {"bundle": "bundle", "card": "md"}
 onnx_export = LazyModule("ml_factory.inference.onnx")  # onnx comes with an extra
 state_dict = LazyModule("ml_factory.training.export_state_dict")  # torch comes with the networks only
 _log = logging.getLogger("ml_factory")
@@ -53,9 +53,8 @@ def export(
 
     formats : "bundle", all it takes to predict raw bars, and its model card in a second file; "onnx", a graph from
         preprocessed rows to class scores, of a stack one for each base model, which a bundle exported with it holds
-        too; "pt2", a network as a program of `torch.export`; "pth", its state dict for
-        `torch.load(..., weights_only=True)`. None: bundle and onnx, the bundle alone where the model has no graph or
-        the packages of the extra onnx are not installed.
+        too; "pth", the state dict of a network for `torch.load(..., weights_only=True)`. None: bundle and onnx, the
+        bundle alone where the model has no graph or the packages of the extra onnx are not installed.
     run : run id of the model; "" for the newest.
     out : folder to write to.
 
@@ -89,10 +88,8 @@ def export(
         for base, graph in bundle.graphs.items():
             kind, file = ("onnx", name) if base == model else (f"onnx {base}", f"{name}-{base}")
             content[kind], files_of[kind] = graph, f"{file}.onnx"
-    if {"pt2", "pth"} & set(formats):
-        fitted = TrainedModel.from_state(artifact.load_state()).estimator
-        makers = {"pth": state_dict.export_state_dict_bytes, "pt2": onnx_export.network_to_pt2}
-        content |= {kind: make(fitted) for kind, make in makers.items() if kind in formats}
+    if "pth" in formats:
+        content["pth"] = state_dict.export_state_dict_bytes(TrainedModel.from_state(artifact.load_state()).estimator)
     paths = {kind: _path(workspace, artifact, files_of[kind], out) for kind in content}
     python = [line for kind, path in paths.items() for line in _python_lines(kind, path, artifact)]
     for kind, path in paths.items():
@@ -119,9 +116,9 @@ def _check_formats(formats: Sequence[str], model: str) -> None:
     for name in formats:
         if name not in FORMATS:
             raise SettingsError("Unknown export format", where="formats", got=name, wanted=", ".join(FORMATS))
-    if {"pt2", "pth"} & set(formats) and (model == predictions.STACK or not find_model_spec(model).windowed):
+    if "pth" in formats and (model == predictions.STACK or not find_model_spec(model).windowed):
         raise SettingsError(
-            "Only a network has a state dict or a torch program", where="model", got=model, wanted="a network",
+            "Only a network has a state dict", where="model", got=model, wanted="a network",
             next_step=f"export {model} as bundle or onnx",
         )  # fmt: skip
 
@@ -135,11 +132,6 @@ def _python_lines(kind: str, path: Path, artifact: Artifact) -> list[str]:
             f"import onnxruntime  # {kind}: input: preprocessed float32 rows (N, F), or windows of them (N, T, F); "
             "output: class scores, without clock and calibration, which the bundle adds",
             f"scores = onnxruntime.InferenceSession({str(path)!r}).run(None, {{'rows': x}})[0]",
-        ]
-    if kind == "pt2":
-        return [
-            "import torch  # pt2: input: scaled windows; output: logits",
-            f"logits = torch.export.load({str(path)!r}).module()(x)",
         ]
     if kind == "pth":
         fitted = TrainedModel.from_state(artifact.load_state()).estimator
@@ -224,12 +216,11 @@ def _describe(workspace: Workspace, data: PreparedDataset, artifact: Artifact, f
     report, metrics = store.facts["bars"], evaluation.metrics
     off_tick = sum(found["count"] for found in report["findings"] if found["kind"] == "off_tick")
     stack = fitted.stack and {name: fitted.stack[name] for name in ("stack", "calibration", "spec")}
-    networks = {name: source for name in fitted.models if (source := registered_source_hash(name))}
     return {name: artifact.facts[name] for name in _FACTS} | {
         "classes": list(data.classes.values()), "spec": data.settings, "stack": stack,
         "feature_names": list(data.features.columns),
         "lookback": fitted.lookback, "warmup_bars": spec.features.warmup_bars + fitted.lookback,
-        "custom": custom_feature_modules(spec), "networks": networks,
+        "custom": custom_feature_modules(spec),
         "raw": {name: store.facts["raw"][name] for name in ("hash", "rows", "bars")}
         | {name: report[name] for name in ("first", "last")},
         "off_tick": off_tick / max(report["rows"], 1),

@@ -131,14 +131,12 @@ class FoldPlan:
 
 
 def plan_folds(
-    data: PreparedDataset, rows: np.ndarray, folds: int | FoldSchemeSpec, lookback: int, limit: int = 0
+    data: PreparedDataset, rows: np.ndarray, scheme: FoldSchemeSpec, lookback: int, limit: int = 0
 ) -> FoldPlan:
     """Cut `rows` into folds; the embargo is at least the model's input window.
 
-    folds : number of purged folds, or the whole scheme.
     limit : most training rows of all folds together, which QUICK sets; 0 for none.
     """
-    scheme = folds if isinstance(folds, FoldSchemeSpec) else FoldSchemeSpec(folds=folds)
     labels = data.labels.iloc[rows]
     embargo = max(int(data.settings["data"]["splits"]["embargo_bars"]), lookback)
     cut = scheme.cut(labels, embargo)

@@ -21,7 +21,7 @@ from ml_factory.datasets.preprocessing import fit_preprocessing_steps
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
 from ml_factory.evaluation.intervals import WEEKS, count_interval_weeks, interval_week_numbers
-from ml_factory.features.build import FeatureSpec
+from ml_factory.features.build import FeatureSpec, feature_column_names
 from ml_factory.progress import ProgressPhase, progress_phase, record_progress
 from ml_factory.result import Result
 from ml_factory.settings import DATA_PACKAGES, DataSpec
@@ -55,6 +55,8 @@ from ml_factory.workflows.search_barriers import (
     check_found_barriers_bars,
     check_found_barriers_rows,
 )
+
+FACTS_BYTES, LABEL_BYTES = 24, 70  # bytes of a feature row without its columns, and of a label
 
 _log = logging.getLogger("ml_factory")
 
@@ -211,6 +213,8 @@ def _write(
         longest = longest_session_bars(bars.index.as_unit("ns").asi8, market.calendar, settings.features.base_minutes)
         for horizon in horizons:
             check_horizon_fits_session(horizon, settings.label_spec_for(horizon).session_end, longest)
+    needed = estimate_prepared_bytes(len(bars), market, settings, len(horizons), features=not store.committed)
+    files.require_space(store.folder, needed, f"the features and labels of {symbol}")
     built = build(bars, market, settings, horizons, features=not store.committed)
     if built.features:
         with progress_phase("writing", len(built.features)):
@@ -232,6 +236,13 @@ def _write(
     return bars
 
 
+def estimate_prepared_bytes(bars: int, market: MarketSpec, settings: DataSpec, horizons: int, *, features: bool) -> int:
+    """Estimate the size of a data set: float32 features and facts of their rows unless they are there, and labels."""
+    per_row = 4 * len(feature_column_names(market, settings.features)) + FACTS_BYTES
+    rows = bars // (settings.features.base_minutes // market.bar_minutes)
+    return rows * (per_row * features + horizons * LABEL_BYTES)
+
+
 def _write_horizon(store: DatasetStore, built: Built, settings: DataSpec, market: MarketSpec, horizon: int) -> dict:
     """Write labels, splits and the scaler of one horizon; return the facts of the data set about them."""
     if found := settings.searched_label_spec_for(horizon):
@@ -243,8 +254,7 @@ def _write_horizon(store: DatasetStore, built: Built, settings: DataSpec, market
     if found:
         check_found_barriers_rows(found, labels, splits)
     train_rows = labels["entry_bar"].to_numpy()[splits["train"]] - first
-    labels_of_rows = labels.iloc[splits["train"]]
-    sample = TransformFitSample(store.values, tuple(store.feature_names), train_rows, labels_of_rows)
+    sample = TransformFitSample(store.values, tuple(store.feature_names), train_rows)
     with progress_phase(f"scaler {horizon}", len(train_rows)):
         scaler = fit_preprocessing_steps(settings.preprocess, sample)
     store.write_horizon(horizon, labels, splits, scaler)

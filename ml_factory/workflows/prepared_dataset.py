@@ -24,15 +24,14 @@ from ml_factory.datasets.row_selection import mask_rows_with_full_window, sample
 from ml_factory.datasets.store import REBUILD, DatasetStore, open_current_store
 from ml_factory.errors import NotPreparedError, SettingsError, WorkspaceError, refuse_damaged_content
 from ml_factory.evaluation.baselines import (
-    BaselineSessionClock,
-    baseline_session_clock,
     baseline_trailing_volatility,
+    session_time,
 )
 from ml_factory.lazy_module import import_module_or_explain
 from ml_factory.leakage.certificate import require_certificate
 from ml_factory.models.base import ModelBase
 from ml_factory.models.registry import find_model_spec
-from ml_factory.models.session_clock_offset import TIMES
+from ml_factory.models.session_clock import TIMES, SessionTime
 from ml_factory.settings import DATA_PACKAGES, QuickLimits, certified_code_hash
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
@@ -42,7 +41,7 @@ from ml_factory.targets.labels import label_classes, stored_label_kind
 from ml_factory.targets.weights import WeightSpec, training_weights
 
 SPLITS = ("train", "validation", "test")
-CLOCK_COLUMN = "session_progress"  # column of the clock offset (`models.session_clock_offset`)
+CLOCK_COLUMN = "session_progress"  # column of the clock offset (`models.session_clock`)
 
 
 @dataclass(frozen=True)
@@ -102,9 +101,9 @@ class PreparedDataset:
         return moves[self.row]
 
     @cached_property
-    def clock(self) -> BaselineSessionClock:
+    def clock(self) -> SessionTime:
         """Session time of each of the L rows."""
-        return baseline_session_clock(self.labels.index.as_unit("ns").asi8, self.settings["market"]["calendar"])
+        return session_time(self.labels.index.as_unit("ns").asi8, self.settings["market"]["calendar"])
 
     @cached_property
     def volatility(self) -> np.ndarray:
@@ -236,7 +235,7 @@ def fit_dataset_preprocessing(data: PreparedDataset, rows: np.ndarray) -> Fitted
 
     rows : positions into the labels' rows.
     """
-    sample = TransformFitSample(data.x_NF, tuple(data.features.columns), data.row[rows], data.labels.iloc[rows])
+    sample = TransformFitSample(data.x_NF, tuple(data.features.columns), data.row[rows])
     return fit_preprocessing_steps(data.settings["data"]["preprocess"], sample)
 
 

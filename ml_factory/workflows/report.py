@@ -510,28 +510,32 @@ def _run_sections(facts: Mapping, prior_loss: float) -> list[HtmlSection]:
 
 
 def cross_validation_sections(workspace: Workspace, data: PreparedDataset) -> list[HtmlSection]:
-    """Return the section of the finished cross-validations on this data, the newest of each model; none without one."""
+    """Return the section of the finished cross-validations on this data: of each model the newest full one, else the
+    newest QUICK one; no section without one.
+    """
     stored, _ = read_stored_runs(workspace.results / data.symbol)
-    newest = {
-        one.facts["model"]: one for one in sorted(stored, key=lambda one: one.facts["begun_at"])
+    best = {
+        one.facts["model"]: one
+        for one in sorted(stored, key=lambda one: (not one.facts["quick"], one.facts["begun_at"]))
         if one.ended and one.facts["task"] == "folds"
         and (one.facts["horizon"], one.facts["data"]) == (data.horizon, data.fingerprint)
     }  # fmt: skip
     lines, figures = [], []
-    for model, one in newest.items():
-        table = pd.read_parquet(one.folder / "folds.parquet")
+    for model, one in best.items():
+        name = f"{model}{' (QUICK)' * one.facts['quick']}"
+        try:
+            table = pd.read_parquet(one.folder / "folds.parquet")
+        except (OSError, ValueError) as error:
+            lines.append(f"{name}: its folds cannot be read ({error}); `cross-validate` writes them again.")
+            continue
         over = verdict_gains_of_folds(table, model).whole
         gains = ", ".join(
-            f"`{name}` {format_verdict_bounds(gain.mean, gain.low, gain.high)}" for name, gain in over.items()
+            f"`{who}` {format_verdict_bounds(gain.mean, gain.low, gain.high)}" for who, gain in over.items()
         )
-        lines.append(f"{model}, {table['fold'].nunique()} folds: gain over {gains} nats per row, 95 %.")
-        figures.append(
-            (
-                f"{model} and the baselines in each fold.",
-                plots.plot_fold_scores(table[table["name"].isin([model, *BASELINES])]),
-            )
-        )
-    return [HtmlSection("Other periods", text="\n\n".join(lines), figures=figures)] if newest else []
+        lines.append(f"{name}, {table['fold'].nunique()} folds: gain over {gains} nats per row, 95 %.")
+        figure = plots.plot_fold_scores(table[table["name"].isin([model, *BASELINES])])
+        figures.append((f"{name} and the baselines in each fold.", figure))
+    return [HtmlSection("Other periods", text="\n\n".join(lines), figures=figures)] if best else []
 
 
 def compared_runs_section(found: Mapping[str, Artifact]) -> HtmlSection:

@@ -19,7 +19,6 @@ from ml_factory.data.resample import ResampledBars, resample_bars, resample_minu
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import SettingsError
-from ml_factory.lazy_module import LazyModule
 from ml_factory.progress import progress_phase
 from ml_factory.result import Result
 from ml_factory.settings import DataSpec
@@ -37,7 +36,6 @@ from ml_factory.targets.splits import SplitSpec, chronological_split
 from ml_factory.workflows.prepared_dataset import load_dataset
 from ml_factory.workflows.prove import stored_data_settings
 
-plots = LazyModule("ml_factory.evaluation.plots")  # matplotlib comes with the extra train
 _log = logging.getLogger("ml_factory")
 SearchedLabelsRef = str | Path | SearchedLabelSpec
 
@@ -87,7 +85,7 @@ def search_barriers(
         f"  {path}",
     ]
     return Result(
-        lines, figure=lambda: plots.plot_barrier_grid(grid), symbol=symbol, horizon=horizon, name=path.stem,
+        lines, symbol=symbol, horizon=horizon, name=path.stem,
         labels=labels, seen_rows=seen, best=found.best, grid=grid, reused=reused, path=path, seconds=seconds,
     )  # fmt: skip
 

@@ -21,12 +21,13 @@ from ml_factory.result import Result
 from ml_factory.runs import Run, RunOptions, open_run
 from ml_factory.settings import QuickLimits, RunSettings
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
+from ml_factory.storage.files import files
 from ml_factory.storage.json_values import to_json_value
 from ml_factory.storage.workspace import Workspace, push_workspace_on_exit
 from ml_factory.targets.weights import training_weights
 from ml_factory.workflows import report
 from ml_factory.workflows.evaluation import evaluate_artifacts
-from ml_factory.workflows.folds import FoldModel, fit_folds, plan_folds
+from ml_factory.workflows.folds import FoldModel, FoldSchemeSpec, fit_folds, plan_folds
 from ml_factory.workflows.predictions import uncalibrated_predictions
 from ml_factory.workflows.prepared_dataset import (
     PreparedDataset,
@@ -35,7 +36,7 @@ from ml_factory.workflows.prepared_dataset import (
     quick_row_limit,
     resolve_dataset_settings,
 )
-from ml_factory.workflows.train import check_model_settings, complete_log, log_summary, run_facts, train
+from ml_factory.workflows.train import check_model_settings, complete_log, log_summary, run_facts, train_or_load
 from ml_factory.workflows.train_ranks import check_single_rank
 
 plots = LazyModule("ml_factory.evaluation.plots")  # matplotlib comes with the extra train
@@ -63,16 +64,17 @@ def stack(
     base_models = check_stack_base_models(base_models)
     settings, chosen = settings_per_model(base_models, model_settings), RunOptions.of(options)
     data = load_certified_dataset(workspace, symbol, horizon, chosen.uncertified)
-    plan_folds(data, data.splits["train"], folds, 1)  # refuses impossible folds before hours of fits
+    plan_folds(data, data.splits["train"], FoldSchemeSpec(folds=folds), 1)  # refused before hours of fits
     folds = stack_folds(folds, chosen.quick)
-    shared = {name: value for name, value in options.items() if name not in ("fresh", "run")}
-    bases = [
-        train(workspace, symbol, horizon, name, model_settings=settings.get(name), **shared) for name in base_models
-    ]
-    spec = stack_run_settings(
-        data, base_models, [base.artifact_hash for base in bases if base is not None], folds, chosen.seed,
-        chosen.quick, settings,
-    )  # fmt: skip
+    hashes, shared = [], replace(chosen, fresh=False, run="")
+    for name in base_models:
+        base = train_or_load(workspace, symbol, horizon, name, (), settings.get(name), None, None, shared)
+        if base is not None:
+            hashes.append(base.artifact.hash)
+            if not files.is_file(base.run.folder / "report.html"):  # a finished model keeps its report as it is
+                base.reported(time.perf_counter())
+                workspace.push()
+    spec = stack_run_settings(data, base_models, hashes, folds, chosen.seed, chosen.quick, settings)
     with open_run(workspace, spec, replace(chosen, source="registry")) as run:
         artifact = run.artifact()
         reused = artifact is not None
@@ -158,7 +160,7 @@ def _fit_pool(data: PreparedDataset, run: Run, folds: int) -> Artifact:
         limits = QuickLimits().settings_for(find_model_spec(name).family) if spec.quick else {}
         given = limits | settings.get("model_settings", {}).get(name, {})
         lookback = build_model(name, **resolve_dataset_settings(data, given)).lookback
-        plan = plan_folds(data, rows, folds, lookback, quick_row_limit(name, spec.quick))
+        plan = plan_folds(data, rows, FoldSchemeSpec(folds=folds), lookback, quick_row_limit(name, spec.quick))
         if spec.quick:
             most = max(1, QuickLimits().forecast_rows // folds)
             plan = replace(plan, folds=[(train, sample_contiguous_blocks(test, most)) for train, test in plan.folds])

@@ -74,41 +74,68 @@ def train(
     Of several processes that torchrun started rank 0 does all of this; the others take part in a network's fit, write
     nothing and return None.  Raises SettingsError, NotPreparedError, FactoryError.
     """
-    started, chosen = time.perf_counter(), RunOptions.of(options)
-    data, spec = _load_training(workspace, symbol, horizon, model, model_settings, weights, chosen)
+    started = time.perf_counter()
+    trained = train_or_load(
+        workspace, symbol, horizon, model, callbacks, model_settings, weights, estimator, RunOptions.of(options)
+    )
+    return None if trained is None else trained.reported(started)
+
+
+@dataclass(frozen=True)
+class FinishedTraining:
+    """A finished training: its run, data and artifact; found: its status in a sentence; reused: finished before."""
+
+    run: Run
+    data: PreparedDataset
+    artifact: Artifact
+    found: str
+    reused: bool
+
+    def reported(self, started: float) -> Result:
+        """Evaluate it, write its report, and return the result of `train`, which began at `started`."""
+        data, artifact, facts = self.data, self.artifact, self.artifact.facts
+        model, history = facts["model"], pd.DataFrame(facts["history"])
+        evaluated = evaluate_artifacts(self.run.workspace, data, {model: artifact})
+        begun = f"resumed after {facts['reached']}" if facts["reached"] else "trained from the start"
+        how = "was finished before; loaded" if self.reused else begun
+        return report.model_result(
+            self.run, data, artifact, evaluated, started, f"{model} on {data.symbol}, horizon {data.horizon}: {how}",
+            found=self.found, reused=self.reused,
+            figure=lambda: plots.plot_learning_curves(
+                history, best_epoch=facts["best_epoch"], resumed_from=facts["resumed_from"],
+                prior=evaluated.prior_loss,
+            ),
+            also={"history": history, "ran_on": _ran_on(facts["machine"])}, model=model,
+            best_epoch=facts["best_epoch"], artifact_hash=artifact.hash, machine=facts["machine"],
+            importances=pd.DataFrame(facts["importances"]) if facts["importances"] else None,
+        )  # fmt: skip
+
+
+def train_or_load(
+    workspace: Workspace | str | Path, symbol: str, horizon: int, model: str, callbacks: Sequence[Callback],
+    model_settings: Mapping | None, weights: WeightSpec | None, estimator: ModelBase | None, options: RunOptions,
+) -> FinishedTraining | None:  # fmt: skip
+    """Train, resume or load as `train`, and write no report; None in a further process of torchrun."""
+    data, spec = _load_training(workspace, symbol, horizon, model, model_settings, weights, options)
     if process_rank():
         _fit_in_further_rank(data, spec)
         return None
-    with open_run(workspace, spec, chosen) as run:
+    with open_run(Workspace(workspace), spec, options) as run:
         artifact = run.artifact()
         reused = artifact is not None
         if not reused:
             build_untrained_model(data, spec)  # a refusal is not announced as a start
         found = run.status(finished=reused)
-        chosen.on_status(found)
+        options.on_status(found)
         broadcast_fit_decision(spec, fitting=not reused)
         if artifact is None:
-            artifact = train_with_holdout(data, run, callbacks=callbacks, mirror=chosen.mirror, estimator=estimator)
+            artifact = train_with_holdout(data, run, callbacks=callbacks, mirror=options.mirror, estimator=estimator)
         else:
-            complete_log(run, artifact, chosen.mirror)
+            complete_log(run, artifact, options.mirror)
             if estimator is not None:
                 given = check_given_estimator(build_untrained_model(data, spec)[0], estimator)
                 given.load_state(artifact.load_state()["model_state"])
-    evaluated = evaluate_artifacts(workspace, data, {model: artifact})
-    facts, history = artifact.facts, pd.DataFrame(artifact.facts["history"])
-    begun = f"resumed after {facts['reached']}" if facts["reached"] else "trained from the start"
-    how = "was finished before; loaded" if reused else begun
-    return report.model_result(
-        run, data, artifact, evaluated, started, f"{model} on {symbol}, horizon {horizon}: {how}", found=found,
-        reused=reused,
-        figure=lambda: plots.plot_learning_curves(
-            history, best_epoch=facts["best_epoch"], resumed_from=facts["resumed_from"],
-            prior=evaluated.prior_loss,
-        ),
-        also={"history": history, "ran_on": _ran_on(facts["machine"])}, model=model, best_epoch=facts["best_epoch"],
-        artifact_hash=artifact.hash, machine=facts["machine"],
-        importances=pd.DataFrame(facts["importances"]) if facts["importances"] else None,
-    )  # fmt: skip
+    return FinishedTraining(run, data, artifact, found, reused)
 
 
 def open_training(

@@ -47,7 +47,9 @@ def place(tmp_path, monkeypatch, request):
     return tmp_path / "there/ws/checkpoints", tmp_path / "disk"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("place", "number"), [("one disk", signal.SIGINT), ("mount", signal.SIGTERM)], indirect=["place"]
+)
 def test_stop_signal_saves_at_next_step_then_ends_process(place, spawn, number, monkeypatch):
     folder, disk = place
     process = spawn(TRAINING, folder, XDG_CACHE_HOME=str(disk))

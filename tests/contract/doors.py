@@ -16,6 +16,7 @@ from ml_factory.checkpoints.schedule import SaveSchedule
 from ml_factory.data.bar_files import read_bars_table
 from ml_factory.data.bar_report import hash_bars
 from ml_factory.data.io import import_bars, load_bars
+from ml_factory.data.quality import GAP_KINDS, find_gaps
 from ml_factory.data.resample import (
     ResampledBars,
     apply_roll_adjustment,
@@ -31,6 +32,7 @@ from ml_factory.data.sessions import (
     TRADING_HOURS,
     MarketSpec,
     assign_sessions,
+    exchange_days,
     resolve_market_spec,
     scheduled_session_days,
 )
@@ -50,10 +52,8 @@ from ml_factory.evaluation.backtest.metrics import (
     sharpe_ratio,
 )
 from ml_factory.evaluation.baselines import (
-    ClockBaseline,
-    baseline_class_shares,
-    baseline_session_clock,
     prior_baseline_probabilities,
+    session_time,
 )
 from ml_factory.evaluation.calibration import (
     Calibration,
@@ -114,10 +114,11 @@ from ml_factory.features.volatility import range_variances
 from ml_factory.features.wavelet import SCALES
 from ml_factory.features.windows import window_std, window_sum
 from ml_factory.inference.bundle import Bundle
-from ml_factory.inference.guard import check_request, open_minutes
+from ml_factory.inference.guard import open_minutes
 from ml_factory.lazy_module import EXTRAS, LazyModule, import_module_or_explain
 from ml_factory.models import tabular
 from ml_factory.models.registry import build_model_from_state, find_model_spec, register_model
+from ml_factory.models.session_clock import SessionClock, class_shares
 from ml_factory.notebook import NOTEBOOKS
 from ml_factory.notebook_parameters import check_parameters, read_notebook_parameters
 from ml_factory.recipes import resnet50, surrogate, t5
@@ -151,6 +152,7 @@ from ml_factory.targets.labels import (
     check_horizon_fits_session,
     longest_session_bars,
     triple_barrier_labels,
+    triple_barrier_prices,
 )
 from ml_factory.targets.make_labels import direction_labels, trend_scanning_labels
 from ml_factory.targets.splits import (
@@ -281,21 +283,12 @@ class FittedPart:
     restore: Callable
 
 
-def _targets(table: FitTable, rows: np.ndarray) -> pd.DataFrame:
-    """The labels of the training rows as the steps that select columns read them."""
-    known_at = pd.DatetimeIndex(table.known_at[rows], tz="UTC")
-    return pd.DataFrame(
-        {"label": table.y[rows], "ret": 1e-3 * table.y[rows], "uniqueness": 1.0, "entry_bar": rows,
-         "exit_bar": rows + 2, "barrier": "vertical", "label_end": known_at + pd.Timedelta("10min")}, index=known_at,
-    )  # fmt: skip
-
-
 def _preprocessing(name: str) -> FittedPart:
     steps = (name,) if name in SCALERS else (name, "robust")
 
     def fit(table: FitTable, rows: np.ndarray):
         names = tuple(f"c{number}" for number in range(table.x_NF.shape[1]))
-        return fit_preprocessing_steps(steps, TransformFitSample(table.x_NF, names, rows, _targets(table, rows)))
+        return fit_preprocessing_steps(steps, TransformFitSample(table.x_NF, names, rows))
 
     return FittedPart(
         fit, lambda part, table: part.transform(table.x_NF), lambda part: part.to_dict(), preprocessing_from_dict
@@ -303,16 +296,16 @@ def _preprocessing(name: str) -> FittedPart:
 
 
 def _clock(volatility: bool) -> FittedPart:
-    def fit(table: FitTable, rows: np.ndarray) -> ClockBaseline:
-        clock, moves = baseline_session_clock(table.known_at, "cme").take(rows), table.move[rows]
-        return ClockBaseline.fit(
+    def fit(table: FitTable, rows: np.ndarray) -> SessionClock:
+        clock, moves = session_time(table.known_at, "cme").take(rows), table.move[rows]
+        return SessionClock.fit(
             clock, table.y[rows], horizon=5, bar_minutes=5.0, volatility=moves if volatility else None
         )
 
-    def apply(part: ClockBaseline, table: FitTable) -> np.ndarray:
-        return part.predict(baseline_session_clock(table.known_at, "cme"), table.move if volatility else None)
+    def apply(part: SessionClock, table: FitTable) -> np.ndarray:
+        return part.predict(session_time(table.known_at, "cme"), table.move if volatility else None)
 
-    return FittedPart(fit, apply, lambda part: part.to_dict(), ClockBaseline.from_dict)
+    return FittedPart(fit, apply, lambda part: part.to_dict(), SessionClock.from_dict)
 
 
 FITTED = {name: _preprocessing(name) for name in PREPROCESSING_STEPS} | {

@@ -66,8 +66,10 @@ def test_workspace_on_empty_machine_resumes_killed_training_bit_exact(machine, m
     place = machine("two")
     assert not (tmp_path / "two").exists()
     assert pipeline.load_features(place, "MES").equals(features)
+    stamps = {path: path.stat().st_mtime_ns for path in Workspace(place).processed("MES").rglob("*.npy")}
     went_on = train(place)
     assert went_on.resumed_from in (1, 2)  # the last save, or the one before it, was up in time
+    assert stamps and {path: path.stat().st_mtime_ns for path in stamps} == stamps  # downloaded once
 
     place = machine("three")
     board = pipeline.leaderboard(place)  # nothing of this symbol was used on this machine
@@ -81,20 +83,6 @@ def test_workspace_on_empty_machine_resumes_killed_training_bit_exact(machine, m
     pipeline.prepare(straight, "MES", horizons=(5,), data=bars, settings=SMALL_DATA)
     assert train(straight).artifact_hash == went_on.artifact_hash
     assert np.array_equal(pipeline.load_predictions(straight, "MES", 5, "xgboost")["p_long"], whole["p_long"])
-
-
-def test_workspace_prepared_files_are_downloaded_once(machine, tmp_path):
-    place = machine("one")
-    pipeline.prepare(place, "DEMO", horizons=(5,), settings=SMALL_DATA)
-    machine("two")
-    workspace = Workspace(place)
-    folder = workspace.processed("DEMO")
-    stamps = {path: path.stat().st_mtime_ns for path in folder.rglob("*.npy")}
-    assert stamps
-    again = Workspace(place)
-    assert again.processed("DEMO") == folder and again == workspace
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.npy")} == stamps
-    assert pipeline.prepare(place, "DEMO", horizons=(5,), settings=SMALL_DATA).reused
 
 
 @pytest.mark.parametrize("machine", ["bucket"], indirect=True)

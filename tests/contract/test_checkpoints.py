@@ -230,6 +230,7 @@ def test_manager_after_full_disk_retries_at_next_timer(tmp_path, disk_full_beyon
     with CheckpointManager(tmp_path, schedule=SaveSchedule(clock=clock), background=False) as manager:
         with disk_full_beyond(100):
             assert manager.save_checkpoint("p", {"a": np.ones(100)}) is None
+        assert 0 < manager.phase("p").due_in() <= 10  # soon, not at the usual time
         assert manager.save_checkpoint("p", {"a": np.ones(100)}) is None
         clock.minutes = 2
         assert manager.save_checkpoint("p", {"a": np.ones(100)}) is not None

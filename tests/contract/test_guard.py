@@ -13,7 +13,6 @@ from tests.contract.doors import (
     MINUTE_NS,
     assign_sessions,
     build_features,
-    check_request,
     deserialize_state,
     open_minutes,
     scheduled_session_days,
@@ -159,28 +158,6 @@ def test_guarded_stream_leaves_rows_of_two_units_out_of_range_and_drift_of_rows(
     assert reasons[1] <= reasons[0]
 
 
-def test_check_request_finds_a_jump_until_the_warm_up_has_passed(short_memory, raw_bars):
-    bars, settings = two_units(raw_bars.iloc[:-7]), GuardSettings(drift="ok", gap="ok")
-    known_at, ends = built(short_memory, raw_bars).base.known_at, ends_of(raw_bars)
-    first_clean = known_at[np.searchsorted(known_at, ends[BACK]) + WARMUP + 1]
-    place = int(np.searchsorted(ends, first_clean)) + 1
-    for stop, found in ((place - 1, ["unit"]), (place, []), (FIRST, [])):
-        assert [one.kind for one in check_request(short_memory, bars.iloc[:stop], settings)] == found, stop
-
-
-def test_check_request_names_schema_and_faults(bundle, raw_bars):
-    bars = raw_bars.iloc[:-7]
-    assert check_request(bundle, bars) == []
-    for change, kind in (
-        (bars.drop(columns="open"), "schema"), (bars.assign(high=1.0), "schema"), (off_tick(bars), "schema"),
-        (faulty(bars, in_cents), "unit"), (faulty(bars, stuck), "stuck"),
-    ):  # fmt: skip
-        found = check_request(bundle, change)
-        assert [one.kind for one in found][:1] == [kind] and found[0].action in ("abstain", "refuse"), kind
-    late = check_request(bundle, bars, now=bars["timestamp"].iloc[-1] + pd.Timedelta(minutes=90))
-    assert [one.kind for one in late] == ["stale"]
-
-
 def test_guarded_stream_finds_features_outside_the_range_of_training(bundle, raw_bars):
     stream = GuardedStream(bundle, GuardSettings(drift="ok", gap="ok"), cold=False)
     assert set(stream.push(raw_bars.iloc[:8500])["guard"]) == {"ok"}
@@ -198,7 +175,7 @@ def test_guarded_stream_of_bundle_without_reference_reports_that_drift_is_not_ch
     status = stream.status()
     assert "drift is not checked" in status["reference"] and status["drift"] == {}
     assert GuardedStream(bundle).status()["reference"].startswith("training rows")
-    assert restored(stream).status() == status and check_request(old, bars) == []
+    assert restored(stream).status() == status
 
 
 def test_guarded_stream_counts_outcomes_and_warns_where_they_contradict(bundle, raw_bars):

@@ -22,6 +22,7 @@ from tests.contract.doors import (
     resample_bars,
     segments_between_rolls,
     triple_barrier_labels,
+    triple_barrier_prices,
 )
 from tests.targets.markets import MINUTE, absurd, assert_same_bits, close_of, frame, gappy
 
@@ -542,3 +543,20 @@ def test_average_uniqueness_equals_afml_example():
     """AFML, section 4.5.3: three labels on returns 0-2, 2-3, 4-5."""
     shares = average_uniqueness(np.array([0, 2, 4]), np.array([2, 3, 5]), 6)
     np.testing.assert_allclose(shares, [5 / 6, 3 / 4, 1.0], rtol=1e-15)
+
+
+@pytest.mark.parametrize("tick", [0.25, None])
+def test_barriers_of_bars_after_10000_fold_price_stay_positive(tick):
+    """One bar 10,000 times too high: the volatility after it puts the lower barrier under the first tick."""
+    path = np.round(100 * np.exp(np.cumsum(np.random.default_rng(5).standard_normal((400, 4)) * 1e-3)) / 0.25) * 0.25
+    path = path.reshape(400, 4)
+    bars = np.stack([path[:, 0], path.max(axis=1), path.min(axis=1), path[:, 3]], axis=1)
+    bars[200] *= 10_000.0
+    base, market = frame(bars.tolist()), MarketSpec("X", "24h", tick, False)
+    up, down = triple_barrier_prices(base, LabelSpec(200), market)
+    known = ~np.isnan(up)
+    assert known[100:].all() and (down[known] > 0).all() and np.isfinite(up[known]).all()
+    assert down[201] < 0.25 < 0.25 * np.floor(down[150] / 0.25)  # under one tick after the jump, far above it before
+    assert (down[known] < base.close[known]).all() and (up[known] > base.close[known]).all()
+    labels = triple_barrier_labels(base, None, LabelSpec(200), market)
+    assert np.isfinite(labels[["up", "down"]].to_numpy()).all() and len(labels) > 50

@@ -82,6 +82,16 @@ def test_model_restored_from_state_file_or_registry_predicts_equal(fitted, tmp_p
         assert other.settings == model.settings and other.lookback == model.lookback
 
 
+def test_model_state_of_earlier_version_is_refused_with_command_that_trains_again(fitted):
+    name, model, _, _ = fitted
+    old = {key: value for key, value in model.get_state().items() if key not in ("format", "offset", "n_features")}
+    for load in (build_model(name).load_state, build_model_from_state):
+        with pytest.raises(
+            CheckpointError, match=f"Another version .*python -m ml_factory train --model {name} --fresh"
+        ):
+            load(old)
+
+
 def test_model_state_stays_unchanged_after_further_training(fitted):
     name, _, _, _ = fitted
     x, y, w = rows(name)

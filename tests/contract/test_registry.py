@@ -87,8 +87,16 @@ def test_registry_load_of_damaged_artifact_raises_with_file_name(registry, caplo
         assert len(caplog.records) == 1 and new.path.name in caplog.text
 
 
-@pytest.mark.parametrize("changes", [{"symbol": "../ES"}, {"symbol": "NQ"}, {"symbol": 5}])
-def test_registry_skips_artifact_of_another_symbol(registry, changes, caplog):
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"facts": {"run_id": "../../../../outside"}}, {"facts": {"run_id": "a\\b"}}, {"facts": {"run_id": 7}},
+        {"facts": []}, {"made_from": None}, {"sequence": "9"}, {"sequence": True}, {"registered_at": 5},
+        {"symbol": "../ES"}, {"symbol": "NQ"}, {"symbol": 5}, {"kind": "../model"}, {"name": "a/b"},
+        {"hash": "../../etc/passwd"}, {"hash": "F" * 64}, {"hash": 5},
+    ],
+)  # fmt: skip
+def test_registry_skips_artifact_of_another_symbol_type_or_name_that_leads_out(registry, changes, caplog):
     old, new = put(registry, 1), put(registry, 2)
     forge(new, **changes)
     assert registry.list("ES") == [old]
@@ -117,8 +125,8 @@ def test_registry_register_through_symbolic_link_is_refused(registry, tmp_path):
 
 
 def test_registry_register_with_invalid_names_raises(registry):
-    for kind, name in (("../model", "x"), ("model", "a/b"), ("model", ""), ("mo-del", "x")):
-        with pytest.raises(SettingsError, match="folder"):
+    for kind, name in (("../model", "x"), ("model", "a/b"), ("model", "a\\b")):
+        with pytest.raises(FileError, match="cannot be a file's"):
             registry.register("ES", kind, name, {})
     with pytest.raises(SettingsError, match="'ES'"):
         registry.register("es", "model", "x", {})

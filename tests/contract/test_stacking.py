@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import minimize
 
 from ml_factory.errors import SettingsError
-from tests.contract.doors import Stack, baseline_class_shares, equal_weight_probabilities, row_log_loss, softmax
+from tests.contract.doors import Stack, class_shares, equal_weight_probabilities, row_log_loss, softmax
 
 
 def market(n: int, seed: int):
@@ -22,7 +22,7 @@ def test_stack_fit_matches_general_optimiser():
     oof, y = market(600, 0)
     w = np.random.default_rng(0).uniform(0.2, 2, 600)
     stack = Stack.fit(oof, y, w, ridge=2.0, horizon=3)
-    prior = baseline_class_shares(y, w)
+    prior = class_shares(y, w)
     z = np.stack([np.log(p) - np.log(prior) for p in oof.values()])
     witnesses = w.sum() ** 2 / (w**2).sum() / 3
 

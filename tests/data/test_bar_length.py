@@ -12,8 +12,7 @@ from ml_factory.data.sessions import MINUTE_NS, MarketSpec, resolve_market_spec
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.data.validation import RawBarSpec, validate_bars
 from ml_factory.errors import BarsError, SettingsError
-from ml_factory.leakage.cuts import choose_cut_points
-from ml_factory.leakage.perturb import PERTURBATIONS, TRUNCATE, perturb_future_bars
+from ml_factory.leakage.cuts import PERTURBATIONS, TRUNCATE, choose_cut_points, perturb_future_bars
 from ml_factory.leakage.tables import Table
 from ml_factory.storage.workspace import BAR_MINUTES, Workspace, parse_raw_bars_name, workspace_symbols
 

@@ -7,16 +7,13 @@ import pandas as pd
 import pytest
 
 from ml_factory.errors import FactoryError
-from ml_factory.evaluation import baselines
 from ml_factory.evaluation.baselines import (
-    BaselineSessionClock,
-    ClockBaseline,
-    baseline_class_shares,
-    baseline_session_clock,
     baseline_trailing_volatility,
     last_move_baseline_probabilities,
     prior_baseline_probabilities,
+    session_time,
 )
+from ml_factory.models.session_clock import PSEUDO_COUNTS, SessionClock, SessionTime, class_shares
 
 
 def test_prior_probabilities_with_weights_equal_weighted_shares():
@@ -25,12 +22,12 @@ def test_prior_probabilities_with_weights_equal_weighted_shares():
 
 
 def test_class_shares_with_an_absent_class_add_half_a_row_to_each():
-    np.testing.assert_allclose(baseline_class_shares([-1, -1, -1, 1]), np.array([3.5, 0.5, 1.5]) / 5.5)
+    np.testing.assert_allclose(class_shares([-1, -1, -1, 1]), np.array([3.5, 0.5, 1.5]) / 5.5)
 
 
 def test_class_shares_without_labels_raise_error():
     with pytest.raises(FactoryError, match="No class shares"):
-        baseline_class_shares([])
+        class_shares([])
 
 
 def test_last_move_probabilities_without_weights_equal_hand_computed_values():
@@ -49,14 +46,14 @@ def test_session_clock_on_futures_equals_hand_computed_values():
     """CME on 2024-01-03: 17:00 the evening before to 16:00 Chicago is 23:00 to 22:00 UTC, 23 hours. Chicago's early
     close of 2024-11-29 was 12:15, 18:15 UTC."""
     moments = pd.DatetimeIndex(["2024-01-02 23:05", "2024-01-03 10:30", "2024-01-03 22:00", "2024-11-29 18:00"])
-    clock = baseline_session_clock(moments.as_unit("ns").asi8, "cme")
+    clock = session_time(moments.as_unit("ns").asi8, "cme")
     np.testing.assert_allclose(clock.progress, [5 / 1380, 0.5, 1.0, 1140 / 1155])
     np.testing.assert_allclose(clock.minutes_left, [1375, 690, 0, 15])
 
 
 def test_session_clock_at_midnight_of_24h_market_belongs_to_ending_session():
     moments = pd.DatetimeIndex(["2024-01-03 00:00", "2024-01-03 00:05", "2024-01-03 12:00"])
-    clock = baseline_session_clock(moments.as_unit("ns").asi8, "24h")
+    clock = session_time(moments.as_unit("ns").asi8, "24h")
     np.testing.assert_allclose(clock.minutes_left, [0, 1435, 720])
     np.testing.assert_allclose(clock.progress, [1, 5 / 1440, 0.5])
 
@@ -86,7 +83,7 @@ def rows_of(days: int, seed: int, horizon: int):
     """
     rng = np.random.default_rng(seed)
     step = np.tile(np.arange(1, 289), days)
-    clock = BaselineSessionClock(step / 288, (288 - step) * 5.0)
+    clock = SessionTime(step / 288, (288 - step) * 5.0)
     excess = rng.normal(size=len(step))
     volatility = excess + np.where(clock.progress < 0.5, 5.0, -5.0)
     neutral = np.where(clock.progress < 0.5, 0.7, 0.3) + np.where(288 - step < horizon, 0.2, 0.0)
@@ -98,7 +95,7 @@ def rows_of(days: int, seed: int, horizon: int):
 
 def fitted(days=120, seed=1, horizon=20):
     clock, volatility, y, _ = rows_of(days, seed, horizon)
-    return ClockBaseline.fit(clock, y, horizon=horizon, bar_minutes=5.0, volatility=volatility)
+    return SessionClock.fit(clock, y, horizon=horizon, bar_minutes=5.0, volatility=volatility)
 
 
 def test_clock_baseline_on_known_shares_predicts_those_shares():
@@ -116,12 +113,12 @@ def test_clock_baseline_on_known_shares_predicts_those_shares():
 def test_clock_baseline_cells_equal_loops_over_rows():
     """A horizon of 60 bars: 48 cells of progress, then 48 of the bars left, 0 to 59."""
     clock, _, y, _ = rows_of(7, 3, 60)
-    baseline = ClockBaseline.fit(clock, y, horizon=60, bar_minutes=5.0)
+    baseline = SessionClock.fit(clock, y, horizon=60, bar_minutes=5.0)
     keys = [
         ("left", int(left // 5) * 48 // 60) if left < 300 else ("progress", min(int(progress * 48), 47))
         for progress, left in zip(clock.progress, clock.minutes_left, strict=True)
     ]
-    prior, k = baseline_class_shares(y), baseline.pseudo_count
+    prior, k = class_shares(y), baseline.pseudo_count
     wanted = {}
     for key in set(keys):
         mine = y[[one == key for one in keys]]
@@ -133,17 +130,17 @@ def test_clock_baseline_cells_equal_loops_over_rows():
 def test_clock_baseline_with_uninformative_time_shrinks_to_prior():
     clock, volatility, y, _ = rows_of(60, 4, 20)
     y = np.random.default_rng(0).permutation(y)
-    baseline = ClockBaseline.fit(clock, y, horizon=20, bar_minutes=5.0, volatility=volatility)
-    assert np.abs(baseline.predict(clock, volatility) - baseline_class_shares(y)).max() < 0.03
+    baseline = SessionClock.fit(clock, y, horizon=20, bar_minutes=5.0, volatility=volatility)
+    assert np.abs(baseline.predict(clock, volatility) - class_shares(y)).max() < 0.03
     assert fitted().pseudo_count < 100 < baseline.pseudo_count
 
 
 def test_clock_baseline_pseudo_count_equals_blockwise_search():
     clock, _, y, _ = rows_of(12, 5, 20)
-    baseline = ClockBaseline.fit(clock, y, horizon=20, bar_minutes=5.0)
+    baseline = SessionClock.fit(clock, y, horizon=20, bar_minutes=5.0)
     block, losses = np.arange(len(y)) * 10 // len(y), []
     cell = np.where(clock.minutes_left < 100, 100 + clock.minutes_left // 5, np.minimum(clock.progress * 48, 47) // 1)
-    for k in baselines.PSEUDO_COUNTS:
+    for k in PSEUDO_COUNTS:
         loss = 0.0
         for b in range(10):
             rest, out = block != b, block == b
@@ -154,7 +151,7 @@ def test_clock_baseline_pseudo_count_equals_blockwise_search():
                 p = (np.array([(mine == side).sum() for side in (-1, 0, 1)]) + k * prior) / (len(mine) + k)
                 loss -= np.log(p[assessed + 1]).sum()
         losses.append(loss)
-    assert baseline.pseudo_count == baselines.PSEUDO_COUNTS[int(np.argmin(losses))]
+    assert baseline.pseudo_count == PSEUDO_COUNTS[int(np.argmin(losses))]
     assert 0 < int(np.argmin(losses)) < len(losses) - 1
 
 
@@ -167,11 +164,11 @@ def test_clock_baseline_predict_nan_volatility_uses_time_only():
 
 def test_clock_baseline_fit_all_nan_volatility_uses_time_only():
     clock, volatility, y, _ = rows_of(10, 7, 20)
-    baseline = ClockBaseline.fit(clock, y, horizon=20, bar_minutes=5.0, volatility=np.full(len(y), np.nan))
+    baseline = SessionClock.fit(clock, y, horizon=20, bar_minutes=5.0, volatility=np.full(len(y), np.nan))
     np.testing.assert_allclose(baseline.predict(clock, volatility), baseline.predict(clock), rtol=1e-12)
 
 
 def test_clock_baseline_from_json_predicts_same_bits():
     baseline, (clock, volatility, _, _) = fitted(20), rows_of(2, 8, 20)
-    again = ClockBaseline.from_dict(json.loads(json.dumps(baseline.to_dict())))
+    again = SessionClock.from_dict(json.loads(json.dumps(baseline.to_dict())))
     np.testing.assert_array_equal(again.predict(clock, volatility), baseline.predict(clock, volatility))

@@ -17,6 +17,7 @@ from ml_factory.evaluation.html_report import HtmlSection, render_html_report, w
 from ml_factory.evaluation.metrics import compute_forecast_metrics
 from ml_factory.evaluation.plot_style import COLOURS, downsample_line, figure_to_svg
 
+pytestmark = pytest.mark.usefixtures("drawn")
 RNG = np.random.default_rng(0)
 N = 6000
 INDEX = pd.date_range("2025-01-06", periods=N, freq="5min", tz="UTC", name="known_at")
@@ -74,7 +75,6 @@ def all_figures() -> dict:
         "shares": plots.plot_variable_shares(SHARES),
         "attention": plots.plot_attention(ATTENTION),
         "paths": plots.plot_fold_scores(folds, folds.rename(columns={"fold": "path"}).assign(name="model")),
-        "grid": plots.plot_barrier_grid(pd.DataFrame({"k": [1, 2], "value": [0.1, 0.2], "kept": [True, False]})),
         "equity": plots.plot_equity(CLOSE[:500].to_frame("model").assign(**dict.fromkeys(CURVES, 0.0)), "model"),
     }
 

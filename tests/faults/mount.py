@@ -103,83 +103,47 @@ def _serve(mountpoint: str, cloud: str, control: str) -> None:
 
     hang, struck = Path(control, "hang"), Path(control, "struck")
 
-    class Passed(mfusepy.Operations):
-        """Calls of the kernel handed to the folder, one for one."""
+    def facts(path: str, fh: int | None = None) -> dict[str, int]:
+        found = os.lstat(path)
+        times = {f"st_{kind}time": getattr(found, f"st_{kind}time_ns") for kind in "amc"}
+        return {f"st_{name}": getattr(found, f"st_{name}") for name in ("mode", "nlink", "size", "uid", "gid")} | times
 
-        use_ns = True
+    disk = ("f_bsize", "f_frsize", "f_blocks", "f_bavail", "f_bfree")
+    calls: dict[str, Callable] = {
+        "getattr": facts,
+        "readdir": lambda path, fh: [".", "..", *os.listdir(path)],
+        "create": lambda path, mode, fi=None: os.open(path, os.O_RDWR | os.O_CREAT, 0o644),
+        "open": lambda path, flags: os.open(path, flags & ~(os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)),
+        "read": lambda path, size, offset, fh: os.pread(fh, size, offset),
+        "write": lambda path, data, offset, fh: os.pwrite(fh, data, offset),
+        "truncate": lambda path, length, fh=None: os.truncate(path, length),
+        "rename": lambda old, new: os.rename(old, cloud + new),
+        "mkdir": lambda path, mode: os.mkdir(path),
+        "rmdir": os.rmdir,
+        "unlink": os.unlink,
+        "release": lambda path, fh: os.close(fh),
+        "fsync": lambda path, datasync, fh: os.fsync(fh),
+        "flush": lambda path, fh: None,
+        "utimens": lambda path, times=None: None,  # accepted and forgotten, as the cloud does
+        "statfs": lambda path: {name: getattr(os.statvfs(path), name) for name in disk},
+    }
 
-        def init(self, path):
-            pass
-
-        def getattr(self, path, fh=None):
-            facts = os.lstat(path)
-            names = ("mode", "nlink", "size", "uid", "gid")
-            times = {f"st_{kind}time": getattr(facts, f"st_{kind}time_ns") for kind in "amc"}
-            return {f"st_{name}": getattr(facts, f"st_{name}") for name in names} | times
-
-        def readdir(self, path, fh):
-            return [".", "..", *os.listdir(path)]
-
-        def create(self, path, mode, fi=None):
-            return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-
-        def open(self, path, flags):
-            return os.open(path, flags & ~(os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW))
-
-        def read(self, path, size, offset, fh):
-            return os.pread(fh, size, offset)
-
-        def write(self, path, data, offset, fh):
-            return os.pwrite(fh, data, offset)
-
-        def truncate(self, path, length, fh=None):
-            os.truncate(path, length)
-
-        def rename(self, old, new):
-            os.rename(old, cloud + new)
-
-        def mkdir(self, path, mode):
-            os.mkdir(path)
-
-        def rmdir(self, path):
-            os.rmdir(path)
-
-        def unlink(self, path):
-            os.unlink(path)
-
-        def release(self, path, fh):
-            os.close(fh)
-
-        def fsync(self, path, datasync, fh):
-            os.fsync(fh)
-
-        def flush(self, path, fh):
-            pass
-
-        def utimens(self, path, times=None):
-            pass  # accepted and forgotten, as the cloud does
-
-        def statfs(self, path):
-            facts = os.statvfs(path)
-            return {name: getattr(facts, name) for name in ("f_bsize", "f_frsize", "f_blocks", "f_bavail", "f_bfree")}
-
-    def asked(op: str, call: Callable) -> Callable:
+    def asked(op: str) -> Callable:
         def handed(self, path, *args):
-            with open(Path(control, "calls"), "a") as calls:
-                calls.write(f"{_process_of(mfusepy.fuse_get_context()[2])} {op} {path}\n")
+            with open(Path(control, "calls"), "a") as written:
+                written.write(f"{_process_of(mfusepy.fuse_get_context()[2])} {op} {path}\n")
             while hang.exists():
                 struck.touch()
                 time.sleep(0.02)
-            found = call(self, cloud + path, *args)
+            found = calls[op](cloud + path, *args)
             return 0 if found is None else found
 
         return handed
 
-    for op, call in list(vars(Passed).items()):
-        if callable(call) and op != "init":
-            setattr(Passed, op, asked(op, call))
+    methods = {"use_ns": True, "init": lambda self, path: None, **{op: asked(op) for op in calls}}
+    passed = type("Passed", (mfusepy.Operations,), methods)
     # No attribute or name is remembered by the kernel, so that every call comes here.
-    mfusepy.FUSE(Passed(), mountpoint, foreground=True, attr_timeout=0, entry_timeout=0, negative_timeout=0)
+    mfusepy.FUSE(passed(), mountpoint, foreground=True, attr_timeout=0, entry_timeout=0, negative_timeout=0)
 
 
 if __name__ == "__main__":

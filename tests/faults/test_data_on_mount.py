@@ -66,13 +66,6 @@ def test_prepare_with_hanging_data_file_raises_with_file_name(prepared_template,
     assert not prepared.raw_bars("MES").exists()
 
 
-def test_mount_state_of_hanging_drive_is_dead(drive):
-    (drive.path / "MyDrive").mkdir()
-    assert colab_setup._mount_state(drive.path) == "alive"
-    drive.hang()
-    assert colab_setup._mount_state(drive.path) == "dead"
-
-
 def test_train_on_drive_that_hangs_in_the_middle_ends_and_copies_later(workspace, drive, caplog):
     def train(**more):
         return pipeline.train(

@@ -211,7 +211,7 @@ def test_fit_guard_reference_takes_all_but_thresholds_from_training_alone(market
 
     assert of_training(got) == of_training(reference)
     assert 0.05 <= reference.limits["excess"] < 0.3 and reference.limits["strange_features"] >= 1
-    assert (got.features.psi > reference.features.psi).all() and (got.bars.psi > reference.bars.psi).sum() > 6
+    assert (got.features.limit > reference.features.limit).all() and (got.bars.limit > reference.bars.limit).sum() > 12
 
 
 def test_guard_checks_tick_where_training_was_on_it_whatever_came_later(market, rows, reference):

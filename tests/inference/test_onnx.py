@@ -24,7 +24,7 @@ from ml_factory.inference.predict import GraphModel, TrainedModel
 from ml_factory.inference.stream import PredictionStream
 from ml_factory.models.base import softmax
 from ml_factory.models.registry import available_models, build_model, find_model_spec
-from ml_factory.models.session_clock_offset import SessionClockOffset
+from ml_factory.models.session_clock import SessionClockOffset
 from ml_factory.storage.serialization import read_state_file
 from tests.inference.conftest import H
 

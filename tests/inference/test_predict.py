@@ -101,7 +101,7 @@ def test_trained_model_of_its_state_is_equal_and_other_formats_are_refused(fitte
     found = TrainedModel.from_state(deserialize_state(serialize_state(state)))
     assert serialize_state(found.to_state()) == serialize_state(state)
     pd.testing.assert_frame_equal(predict_features(found, features), predict_features(bundle, features))
-    with pytest.raises(CheckpointError, match=r"model/99.*wanted ml_factory.model/2"):
+    with pytest.raises(CheckpointError, match=r"model/99.*wanted ml_factory.model/3.*train --fresh"):
         TrainedModel.from_state(state | {"format": "ml_factory.model/99"})
 
 

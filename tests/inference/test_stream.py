@@ -74,18 +74,6 @@ def test_prediction_stream_after_cold_start_equals_batch_but_for_rows_on_thresho
     away = np.abs(got[P].to_numpy() - wanted.loc[got.index, P].to_numpy()).max(axis=1) > 1e-5
     near = _on_threshold(bundle, bars, got.index)
     assert not (away & ~near).any() and away.sum() < 0.02 * len(got), (away.sum(), near.sum())
-    warm, streamed = bundle.predict(bars, all_rows=True, warm_rows=True), PredictionStream(bundle, cold=True).push(bars)
-    assert list(warm.index) == list(streamed.index) and len(warm) > 500
-    assert warm[P].to_numpy().tolist() == streamed[P].to_numpy().tolist()
-    first = int((bars["timestamp"] < warm.index[0]).sum())
-    assert list(bundle.predict(bars.iloc[: first + 1], all_rows=True, warm_rows=True).index) == [warm.index[0]]
-    said = set()
-    for count in (1, 2, 5, 40, 300, 2000, first - 5):  # the first message says all that is needed
-        with pytest.raises(BarsError, match="Too few bars for a prediction") as caught:
-            bundle.predict(bars.iloc[:count], all_rows=True, warm_rows=True)
-        said.add((caught.value.wanted, caught.value.next_step))
-    ((wanted, _),) = said
-    assert wanted.startswith(f"at least {bundle.description['warmup_bars'] + 1:,}, that is")
 
 
 def _on_threshold(bundle: Bundle, bars: pd.DataFrame, rows: pd.DatetimeIndex) -> np.ndarray:

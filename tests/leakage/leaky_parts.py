@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.data.resample import resample_bars
-from ml_factory.data.sessions import MINUTE_NS, MarketSpec, _infer_calendar, _infer_tick
+from ml_factory.data.sessions import MINUTE_NS, MarketSpec, _infer_tick
 from ml_factory.targets.labels import triple_barrier_labels
 from ml_factory.workflows.build import DataUnderProof
 from tests.leakage.catalogue import Learning, early_stopping, leak, rows_of
@@ -61,19 +61,6 @@ class ReadAgain(Learning):
 class FileTick(ReadAgain):
     def read(self, bars):
         return {"tick": _infer_tick(np.unique(bars[["open", "high", "low", "close"]].to_numpy()))}
-
-
-@leak("facts", "calendar")
-class FileCalendar(ReadAgain):
-    def read(self, bars):
-        weekend = (bars.index.day_of_week == 5).any()
-        return {"calendar": "24h" if weekend else _infer_calendar(bars.index.as_unit("ns").asi8)}
-
-
-@leak("facts", "has_volume")
-class FileVolume(ReadAgain):
-    def read(self, bars):
-        return {"has_volume": "volume" in bars and bool((bars["volume"] < 1e5).all())}
 
 
 # ---- labels --------------------------------------------------------------------------------------------------------
@@ -136,13 +123,6 @@ class Misfitted(Learning):
         clean = super().fit(values, labels, roles)
         return clean | {name: replace(clean[name], state=state) for name, state in
                         self.wrong(x, y, labels, roles).items()}  # fmt: skip
-
-
-@leak("fitted h10", "preprocessing['center']")
-class ScalerOfTwo(Misfitted):
-    def wrong(self, x, y, labels, roles):
-        rows = np.concatenate([roles["train"], roles.get("validation", roles["test"])])
-        return {"preprocessing": {"center": np.median(x[rows], axis=0)}}
 
 
 @leak("fitted h10", "preprocessing['center']")

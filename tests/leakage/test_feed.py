@@ -6,8 +6,6 @@ import pytest
 from ml_factory.data.resample import BarChunk
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.features import build
-from ml_factory.features.engine import HISTORY
-from ml_factory.features.momentum import momentum
 from ml_factory.leakage.proof import ProofSpec, prove
 from tests.leakage.catalogue import Learning, bars_with_events, clean_pipeline
 
@@ -37,21 +35,6 @@ def test_prove_leak_in_few_random_rows_is_reported_by_live_feed(bars):
     proof = prove(pipeline, bars, ONLY_FEED)
     assert 0 < pipeline.share < 1 / 1000
     assert [(leak.part, leak.column, leak.disturbance) for leak in proof.leaks] == [("features", "rsi_14", "live feed")]
-
-
-def test_prove_kernel_reading_ahead_in_block_is_reported_by_live_feed(bars, monkeypatch):
-    def peeking(block):
-        for name, column in momentum(block):
-            rows = np.arange(HISTORY, len(block.close) - 1)
-            rows = rows[block.known_at[: len(rows)] // 60_000_000_000 * 7_919 % 1_201 < 5]
-            if name == "return_1":
-                column[rows] += 1e-3 * (block.close[rows + 1] > block.close[rows])
-            yield name, column
-
-    monkeypatch.setitem(build.FAMILIES, "momentum", peeking)
-    proof = prove(clean_pipeline(), bars, ONLY_FEED)
-    assert {leak.column for leak in proof.leaks} <= {"return_1", "return_1@60m"} and proof.leaks
-    assert proof.leaks[0].disturbance == "live feed"
 
 
 def test_feed_pushes_end_all_over_the_file_and_give_the_rows_of_a_file(bars, monkeypatch):

@@ -6,8 +6,7 @@ import pytest
 
 from ml_factory.data.sessions import MINUTE_NS
 from ml_factory.data.validation import validate_bars
-from ml_factory.leakage.cuts import choose_cut_points
-from ml_factory.leakage.perturb import PERTURBATIONS, SAME_TIMES, TRUNCATE, perturb_future_bars
+from ml_factory.leakage.cuts import PERTURBATIONS, SAME_TIMES, TRUNCATE, choose_cut_points, perturb_future_bars
 from ml_factory.leakage.tables import COLUMNS, ROWS, Table, compare
 from tests.leakage.catalogue import bars_with_events
 
@@ -77,6 +76,24 @@ def test_choose_cuts_stand_at_moments_given_by_reason(bars):
             assert pd.Timestamp(cut.quiet).minute % 15 == 0
     clocks = [pd.Timestamp(cut.quiet, tz="UTC") for cut in cuts if cut.why == "daylight saving"]
     assert clocks and clocks[0].date() == pd.Timestamp("2024-03-10").date()
+
+
+def test_choose_cuts_cover_a_short_day_and_the_last_bar_of_a_session(bars):
+    short = bars.drop(bars.index[(bars.index >= "2024-03-12 14:00") & (bars.index < "2024-03-12 22:00")])
+    cuts = choose_cut_points(short, "cme", 60)
+    (day,) = [pd.Timestamp(cut.at) for cut in cuts if cut.why == "short day"]
+    assert pd.Timestamp("2024-03-12 13:30") < day <= pd.Timestamp("2024-03-12 14:00")
+    ends = [cut for cut in cuts if cut.why == "one bar before a session end"]
+    start = short.index.as_unit("ns").asi8
+    assert ends and all(start[cut.first + 1] - start[cut.first] > 30 * MINUTE_NS for cut in ends)
+
+
+def test_choose_cuts_random_cuts_spread_over_hours_of_week(bars):
+    cuts = [cut for cut in choose_cut_points(bars, "cme", 400) if cut.why == "hour of the week"]
+    hours = [pd.Timestamp(cut.quiet).weekday() * 24 + pd.Timestamp(cut.quiet).hour for cut in cuts]
+    counts = pd.Series(hours).value_counts()
+    open_hours = len({(moment.weekday(), moment.hour) for moment in bars.index})
+    assert len(cuts) >= 20 and counts.max() <= -(-len(cuts) // open_hours) + 1
 
 
 def rows(values, names=("a", "b")) -> pd.DataFrame:

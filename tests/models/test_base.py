@@ -43,6 +43,8 @@ def test_check_same_run_different_settings_or_data_raises_checkpoint_error():
     for part, other in (("settings", {"epochs": 4}), ("data", rows.training_data_checksum(4, np.arange(1, 4)))):
         with pytest.raises(CheckpointError, match=rf"another run \[{part}\]"):
             base.check_checkpoint_of_same_fit({**run, part: other}, run)
+    with pytest.raises(CheckpointError, match=r"Another version.*\[lstm\].*ml_factory train --model lstm --fresh"):
+        base.check_checkpoint_of_same_fit(run, run | {"format": base.STATE_FORMAT})
 
 
 def test_environment_differences_are_listed_as_sentences():

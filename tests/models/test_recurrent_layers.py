@@ -64,13 +64,6 @@ def test_recurrent_scan_dropout_applies_between_layers_in_training_only():
     )
 
 
-def test_plain_scan_of_running_sum_returns_carry_and_outputs():
-    carry, sums = recurrent_layers.scan_recurrent_steps(
-        lambda carry, now: ((carry[0] + now,), carry[0]), (torch.zeros(()),), torch.arange(4.0)
-    )
-    assert carry[0] == 6 and sums.tolist() == [0, 0, 1, 3]
-
-
 @pytest.mark.parametrize("step", [recurrent_layers.lstm_recurrent_step, recurrent_layers.gru_recurrent_step])
 def test_recurrent_steps_have_no_closure_and_no_defaults(step):
     """A scan traces its step once and gives no gradient to what the step closes over."""

@@ -17,7 +17,6 @@ import pytest
 from ml_factory import cli
 from ml_factory.errors import SettingsError
 from ml_factory.recipes import resnet50, sdce_run
-from ml_factory.recipes.shards import local_shards
 from ml_factory.tpu.settings import VARIABLES, read_settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -165,8 +164,6 @@ def test_guides_command_of_resnet_takes_flags_and_the_same_from_the_environment(
     assert (flags.workers, flags.train_size, flags.test_size) == (8, 1_280_000, 50_000)
     assert (flags.save_model, flags.model_bucket) == ("/tmp/model-chkpt.pt", "tpu-demo")
     assert flags.logdir == "gs://tpu-demo/log-20261124"
-    with pytest.raises(SettingsError, match=r"give gs://tpu-demo/train/cifar-train-000000\.tar as it is"):
-        local_shards(flags.train)
 
 
 @pytest.mark.parametrize(("command", "message"), RETIRED.items())

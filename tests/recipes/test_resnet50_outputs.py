@@ -64,11 +64,11 @@ def test_shards_weights_logs_and_run_of_resnet50_are_in_the_bucket(machine, shar
     machine("two")  # another machine: it finds the result, and begins another run with these weights
     again = Workspace(f"{bucket}/slice")
     assert train_resnet50(again, settings_of(sources, once), emit=quiet)["run"] == facts["run"]
-    given = settings_of(sources, once, load_object="model-chkpt.pt", load_file=str(tmp_path / "here.pt"), **outputs)
+    given = settings_of(sources, once, initial=f"{bucket}/model-chkpt.pt", **outputs)
     assert train_resnet50(again, given, emit=quiet)["run"] != facts["run"]
-    kept = read_state_file(tmp_path / "here.pt")["weights"]
-    assert all(torch.equal(value, weights_of(Workspace(tmp_path / "local"))[name]) for name, value in kept.items())
     objects(bucket, tmp_path / "seen")
+    kept = read_state_file(tmp_path / "seen" / "model-chkpt.pt")["weights"]
+    assert all(torch.equal(value, weights_of(Workspace(tmp_path / "local"))[name]) for name, value in kept.items())
     text = (tmp_path / "seen" / "logs" / "worker-0.log").read_text()
     assert text.startswith(log) and len(text) > len(log)  # continued, not overwritten
 

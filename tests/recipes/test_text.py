@@ -91,7 +91,8 @@ def test_plain_text_is_one_document(tmp_path):
     text = "".join(f"line {number}\r\n" for number in range(40)) + "no end"
     (tmp_path / "a.txt").write_bytes(text.encode())
     found = list(open_text(str(tmp_path / "a.txt")).pieces())
-    assert "".join(part for part, _ in found) == text and [ends for _, ends in found].index(True) == len(found) - 1
+    assert "".join(part for part, _ in found) == text.replace("\r", "")
+    assert [ends for _, ends in found].index(True) == len(found) - 1
 
 
 def test_open_text_of_unknown_name_is_a_stream_of_the_hub(monkeypatch, tmp_path):

@@ -14,10 +14,13 @@ from pathlib import Path
 import httpx
 import pandas as pd
 import pytest
+from starlette.testclient import TestClient
 
-from ml_factory import Bundle, pipeline
+from ml_factory import Bundle, GuardSettings, pipeline
 from ml_factory.data.synthetic import ensure_synthetic_demo_market
 from ml_factory.features.build import FeatureSpec
+from ml_factory.serving.app import build_app
+from ml_factory.serving.feed import ServedBundle
 from ml_factory.settings import DataSpec
 from ml_factory.storage.workspace import Workspace
 
@@ -110,7 +113,8 @@ def running_server(*words: object, prefix: tuple[str, ...] = (), **environment: 
 @pytest.fixture(scope="session")
 def server(made) -> Iterator[Server]:
     """A server of DEMO's booster and MES's linear model, for tests that leave no trace in it."""
-    with running_server(made.bundles["DEMO", "xgboost"], made.bundles["MES", "linear"]) as one:
+    bundles = made.bundles["DEMO", "xgboost"], made.bundles["MES", "linear"]
+    with running_server(*bundles, "--guard", "gap=ok") as one:
         yield one
 
 
@@ -118,6 +122,12 @@ def server(made) -> Iterator[Server]:
 def client(server) -> Iterator[httpx.Client]:
     with server.client() as one:
         yield one
+
+
+def app_client(path: Path, folder: Path, key: str = "", **guard: str) -> TestClient:
+    """A client of the application with this bundle, in this process."""
+    served = ServedBundle.load(path, GuardSettings(**guard))
+    return TestClient(build_app([served], folder, key), raise_server_exceptions=False)
 
 
 def columns_of(bars: pd.DataFrame) -> dict[str, list]:

@@ -135,7 +135,7 @@ def test_feed_with_damaged_state_names_its_file_and_begins_without_it(booster, m
     filled(tmp_path, booster, made)
     (path,) = tmp_path.iterdir()
     content = path.read_bytes()
-    for damaged in (content[:-10], b"", content.replace(b"ml_factory.feed/4", b"ml_factory.feed/9")):
+    for damaged in (content[:-10], b"", content.replace(b"ml_factory.feed/5", b"ml_factory.feed/9")):
         path.write_bytes(damaged)
         with pytest.raises(CheckpointError, match=r"state of this feed is damaged.*Next: delete this file"):
             Feed(tmp_path, booster)

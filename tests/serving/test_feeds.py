@@ -1,6 +1,7 @@
 """/feeds: each bar answered as by the batch once it is on the disk, and kept over kills and restarts."""
 
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -26,7 +27,7 @@ def test_feeds_of_other_names_and_symbols_are_separate_and_wrong_names_and_first
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
 def test_feed_of_killed_server_lost_no_answered_bar_and_goes_on_as_uninterrupted(made, tmp_path, number):
     bars, bundle, answers, place = made.bars["DEMO"], made.bundles["DEMO", "xgboost"], {}, HISTORY
-    for count in (37, 60, None):
+    for count in (60, None):
         with running_server(bundle, "--state", tmp_path / "state") as server, server.client() as client:
             feed = FeedClient(client, "killed")
             if place == HISTORY:
@@ -47,6 +48,21 @@ def test_feed_of_killed_server_lost_no_answered_bar_and_goes_on_as_uninterrupted
     assert all([one[name] for name in P] == wanted[moment] for moment, one in answers.items())
     known = [moment for moment in wanted if moment > bars["timestamp"][HISTORY].isoformat()]
     assert set(known[:-1]) <= set(answers)
+
+
+def test_feed_that_several_clients_push_at_once_takes_each_bar_once_and_answers_as_the_batch(server, made):
+    bars, clients = made.bars["DEMO"].iloc[: HISTORY + 60], 4
+    wanted = made.load("DEMO", "xgboost").predict(bars, all_rows=True)[P]
+    with server.client() as client, ThreadPoolExecutor(clients) as pool:
+        feed, answers = FeedClient(client, "shared"), []
+        feed.push("DEMO", bars.iloc[:HISTORY])
+        for place in range(HISTORY, len(bars)):
+            replies = list(pool.map(lambda one: feed.push("DEMO", one), [bars.iloc[place : place + 1]] * clients))
+            assert sorted(one["repeated"] for one in replies) == [0] + [1] * (clients - 1)
+            assert all(one["answers"] == replies[0]["answers"] for one in replies)
+            answers += replies[0]["answers"]
+    assert len(answers) > 9
+    assert all([one[name] for name in P] == wanted.loc[one["known_at"]].tolist() for one in answers)
 
 
 def test_two_servers_on_one_state_folder_are_refused(made, tmp_path, call):

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -162,11 +161,10 @@ def test_followed_file_answers_again_what_was_not_taken_after_kill(made, served,
     assert list(opened(path).poll()) == []
 
 
-def test_followed_csv_that_grows_while_it_is_read_is_read_from_its_context_on(
+def test_followed_csv_that_grows_while_it_is_read_is_read_from_its_last_lines_on(
     made, served, opened, tmp_path, monkeypatch
 ):
     bars, path, sizes, answers, read = made.bars["DEMO"], tmp_path / "bars.csv", [], [], follow.read_bars_table
-    monkeypatch.setattr(follow, "_CONTEXT", 1000)
     lines = bars.to_csv(index=False, header=False).splitlines(True)
 
     def append_and_read(where, *, copy):
@@ -183,28 +181,15 @@ def test_followed_csv_that_grows_while_it_is_read_is_read_from_its_context_on(
     write(bars.head(8900), path)
     followed, end = opened(path), 8900
     assert list(followed.poll()) == []
+    monkeypatch.setattr(follow, "TAIL", 10_000)
     for end in (8901, 8920, 8930):
         append(bars.iloc[len(pd.read_csv(path)) : end], path)
         answers += followed.poll()
-    assert sizes[0] > 400_000 and all(size < 3000 for size in sizes[1:])
+    assert sizes[0] > 400_000 and all(9_000 < size < 10_100 for size in sizes[1:])
     monkeypatch.undo()
     bars.head(8950).to_csv(path, index=False)  # written over in place, by a longer one with the same bars
     answers += followed.poll()
     check_answers(answers, expected(served.bundle, bars.head(8950), 8900))
-
-
-def test_followed_parquet_with_decimals_dates_and_unnamed_time_index_is_answered(made, served, opened, tmp_path):
-    bars, path = made.bars["DEMO"].head(8930), tmp_path / "bars.parquet"
-    odd = bars.set_index("timestamp").rename_axis(None)
-    odd = odd.assign(
-        close=[Decimal(str(one)) for one in odd["close"]], fee=Decimal("0.25"),
-        day=[moment.date() for moment in odd.index], raw=b"x",
-    )  # fmt: skip
-    odd.head(8900).to_parquet(path)
-    followed = opened(path)
-    assert list(followed.poll()) == []
-    odd.to_parquet(path)
-    check_answers(list(followed.poll()), expected(served.bundle, bars, 8900))
 
 
 def test_serve_follow_killed_and_started_again_prints_every_answer_and_ends_quietly(made, tmp_path):

@@ -15,7 +15,7 @@ from ml_factory.evaluation.metrics import PROBABILITIES as P
 from tests.serving.conftest import FeedClient, Files, Server, columns_of, running_server
 
 HISTORY, CLIENTS = 6000, 8
-FEW, MANY = 400, int(os.environ.get("SERVING_REQUESTS", "10000"))
+REQUESTS = int(os.environ.get("SERVING_REQUESTS", "10000"))
 GROWTH = 30.0  # megabytes between a fifth of the requests and their end
 KINDS = {"push": 8, "doubled": 2, "out of order": 1, "malformed": 1, "wrong symbol": 1, "oversized": 0.05, "raw": 0.2}
 STATUS = {"out of order": 422, "malformed": 400, "wrong symbol": 422, "oversized": 413, "raw": 200}
@@ -47,16 +47,16 @@ def send_many(number: int, place: int, server: Server, made: Files, wanted: pd.D
     return place
 
 
-@pytest.mark.parametrize("requests", [FEW, pytest.param(MANY, marks=pytest.mark.soak)])
-def test_concurrent_clients_get_no_wrong_answer_and_memory_stays_flat(made, requests):
+@pytest.mark.soak
+def test_concurrent_clients_get_no_wrong_answer_and_memory_stays_flat(made):
     wanted = made.load("DEMO", "xgboost").predict(made.bars["DEMO"], all_rows=True)[P]
     with running_server(made.bundles["DEMO", "xgboost"]) as server, ThreadPoolExecutor(CLIENTS) as pool:
         places, sizes = [HISTORY] * CLIENTS, []
-        for part in (requests // 5, requests - requests // 5):
+        for part in (REQUESTS // 5, REQUESTS - REQUESTS // 5):
             given = [(number, places[number], server, made, wanted, part // CLIENTS) for number in range(CLIENTS)]
             places = list(pool.map(lambda one: send_many(*one), given))
             sizes.append(psutil.Process(server.process.pid).memory_info().rss / 1e6)
         with server.client() as one:
             assert 'status="500"' not in one.get("/metrics").text
     assert min(places) > HISTORY + 5
-    assert requests < 5000 or sizes[1] - sizes[0] < GROWTH, sizes
+    assert REQUESTS < 5000 or sizes[1] - sizes[0] < GROWTH, sizes

@@ -9,13 +9,11 @@ from contextlib import suppress
 
 import pandas as pd
 import pytest
-from pydantic import ValidationError
 
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.metrics import PROBABILITIES as P
 from ml_factory.serving.app import KEY_VARIABLE, _listen, check_service_address, parse_api_key
-from ml_factory.serving.schemas import PredictRequest
-from tests.serving.conftest import columns_of, list_of, running_server
+from tests.serving.conftest import app_client, columns_of, list_of, running_server
 
 
 def p_of(answer: dict) -> list[float]:
@@ -67,15 +65,6 @@ def test_predict_of_wrong_body_answers_422_with_message(client, made, body, name
     assert named in problem["message"] and {"what", "where", "got", "wanted", "next_step"} < set(problem)
 
 
-@pytest.mark.parametrize(
-    "body", [{"bars": {"a": [[]] * 20_000}}, {"bars": [{"a": []}] * 20_000}, {"bars": {"close": []}}]
-)
-def test_predict_request_of_many_wrong_cells_collects_few_errors(body):
-    with pytest.raises(ValidationError) as caught:
-        PredictRequest.model_validate_json(json.dumps(body))
-    assert caught.value.error_count() < 50
-
-
 def test_requests_that_are_not_json_or_of_another_path_answer_problems(client):
     for method, path, content, status in (
         ("POST", "/predict", b'{"symbol"', 422), ("POST", "/predict", b"[" * 100_000, 422), ("GET", "/none", None, 404),
@@ -96,19 +85,19 @@ def test_health_and_info_name_bundles_certificate_and_versions(client, made):
     facts, description = info["bundles"]["DEMO"], made.load("DEMO", "xgboost").description
     assert facts["bundle"] == health["bundles"]["DEMO"] and facts["run_id"] == description["run_id"]
     assert facts["certificate"] == description["certificate"] and facts["versions"]["ml_factory"] == info["version"]
+    assert facts["guard"]["gap"] == "ok"  # of --guard
     assert "gain_best_low" in facts["metrics"][0] and facts["feature_names"] == description["feature_names"]
 
 
-def test_server_with_key_refuses_requests_without_it_and_never_shows_it(made):
+def test_service_with_key_refuses_requests_without_it_and_never_shows_it(made, tmp_path):
     key = "a-very-secret-key-1234567"
-    with running_server(made.bundles["DEMO", "linear"], ML_FACTORY_API_KEY=key) as server, server.client() as client:
-        assert client.get("/health").status_code == 200
-        for headers in ({}, {"X-API-Key": "wrong"}, {"X-API-Key": key + "\xe9"}):
-            answer = client.get("/info", headers={name: value.encode("latin-1") for name, value in headers.items()})
-            assert answer.status_code == 401 and key not in answer.text
-        answer = client.get("/info", headers={"X-API-Key": key})
-        assert answer.status_code == 200 and key not in answer.text
-        assert server.stop() == 0
+    client = app_client(made.bundles["DEMO", "linear"], tmp_path, key)
+    assert client.get("/health").status_code == 200
+    for headers in ({}, {"X-API-Key": "wrong"}, {"X-API-Key": key + "\xe9"}):
+        answer = client.get("/info", headers={name: value.encode("latin-1") for name, value in headers.items()})
+        assert answer.status_code == 401 and key not in answer.text
+    answer = client.get("/info", headers={"X-API-Key": key})
+    assert answer.status_code == 200 and key not in answer.text
 
 
 def test_requests_that_name_another_host_are_refused(client, server):
@@ -120,15 +109,15 @@ def test_requests_that_name_another_host_are_refused(client, server):
 
 
 def test_server_finishes_request_in_flight_before_it_stops(made):
-    with running_server(made.bundles["DEMO", "xgboost"]) as server:
+    with running_server(made.bundles["DEMO", "xgboost"], ML_FACTORY_API_KEY="key") as server:
         address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
         body = json.dumps({"bars": columns_of(made.bars["DEMO"]), "live": False}).encode()
-        head = "POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        head = "POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nX-API-Key: key\r\nContent-Type: application/json\r\n"
         head += f"Content-Length: {len(body)}\r\n\r\n"
         with socket.create_connection(address, timeout=60) as sender:
             sender.sendall(head.encode() + body[:-100])
             with server.client() as other:
-                assert other.get("/health").status_code == 200
+                assert other.get("/health").status_code == 200 and other.get("/info").status_code == 401
             server.process.send_signal(signal.SIGTERM)
             time.sleep(0.5)
             sender.sendall(body[-100:])
@@ -183,14 +172,9 @@ def test_serve_that_cannot_start_exits_with_one_line(made, tmp_path, call):
         for words, code, named in (
             ([tmp_path / "cut.bundle"], 1, "This file is no bundle, or it is cut short"),
             ([tmp_path / "text.bundle"], 1, "This file is no bundle, or it is cut short"),
-            (
-                [tmp_path / "cat.bundle"],
-                1,
-                f"No such file [{tmp_path / 'cat.bundle'}]. wanted the file of a bundle. "
-                "Next: did you mean 'cut.bundle'?",
-            ),
+            ([tmp_path / "cat.bundle"], 1, f"No such file [{tmp_path / 'cat.bundle'}]. wanted the file of a bundle"),
             ([tmp_path / "none" / "a.bundle"], 1, "No such file"),
-            ([tmp_path], 1, "Not a bundle, but a folder"),
+            ([tmp_path], 1, "Not a file"),
             ([good, "--port", port], 1, f"The port is in use [127.0.0.1:{port}]. Next: stop what uses it, or give"),
             ([good, "--host", "0.0.0.0"], 2, "Other machines reach this address, and there is no key [--host]"),
             ([good, good], 2, "Two bundles of DEMO"),

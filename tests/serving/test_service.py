@@ -4,11 +4,9 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import hypothesis
 import pytest
-import requests
 import schemathesis
 from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
@@ -17,8 +15,9 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+from starlette.testclient import TestClient
 
-from tests.serving.conftest import ROOT, FeedClient, Server, columns_of, running_server
+from tests.serving.conftest import ROOT, FeedClient, app_client, columns_of
 
 HISTORY = 8000
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
@@ -26,75 +25,64 @@ EXAMPLES = 12  # of each request and kind
 
 
 @pytest.fixture(scope="module")
-def guarded(made) -> Iterator[Server]:
-    with running_server(made.bundles["DEMO", "xgboost"], "--guard", "stale=refuse") as server:
-        yield server
+def client(made, tmp_path_factory) -> TestClient:
+    return app_client(made.bundles["DEMO", "xgboost"], tmp_path_factory.mktemp("feeds"), stale="refuse")
 
 
-def test_outcomes_info_and_metrics_show_what_a_feed_answered(guarded, made):
-    bars = made.bars["DEMO"]
-    with guarded.client() as client:
-        feed = FeedClient(client, "shown")
-        reply = feed.push("DEMO", bars.iloc[:HISTORY])
-        outcome = {"known_at": reply["answers"][-1]["known_at"], "label": 1}
-        assert feed.send("outcomes", **outcome)["remembered"]
-        assert not feed.send("outcomes", **outcome | {"known_at": "2020-01-01T00:00:00Z"})["remembered"]
-        assert feed.send("outcomes", **outcome | {"label": 2})["status"] == 422
-        assert FeedClient(client, "absent").send("outcomes", **outcome)["what"] == "This feed has no bars"
-        (shown,) = client.get("/info").json()["feeds"]
-        assert (shown["symbol"], shown["feed"], shown["outcomes"]) == ("DEMO", "shown", 1)
-        assert shown["last_bar_end"] == reply["next"] and shown["reference"].startswith("training")
-        metrics = client.get("/metrics")
-        assert metrics.headers["content-type"].startswith("text/plain")
-        path = 'method="POST",path="/feeds/{name}/outcomes",status="200"'
-        assert f"ml_factory_requests_total{{{path}}} 2.0" in metrics.text
-        assert re.search(r'ml_factory_answers_total\{guard="ok",symbol="DEMO"\} \d+', metrics.text)
-        assert 'ml_factory_guard_alarm{check="stale",feed="shown",symbol="DEMO"} 0.0' in metrics.text
-        assert "/openapi.json" in client.get("/docs").text
+def test_outcomes_info_and_metrics_show_what_a_feed_answered(client, made):
+    feed = FeedClient(client, "shown")
+    reply = feed.push("DEMO", made.bars["DEMO"].iloc[:HISTORY])
+    outcome = {"known_at": reply["answers"][-1]["known_at"], "label": 1}
+    assert feed.send("outcomes", **outcome)["remembered"]
+    assert not feed.send("outcomes", **outcome | {"known_at": "2020-01-01T00:00:00Z"})["remembered"]
+    assert feed.send("outcomes", **outcome | {"label": 2})["status"] == 422
+    assert FeedClient(client, "absent").send("outcomes", **outcome)["what"] == "This feed has no bars"
+    (shown,) = client.get("/info").json()["feeds"]
+    assert (shown["symbol"], shown["feed"], shown["outcomes"]) == ("DEMO", "shown", 1)
+    assert shown["last_bar_end"] == reply["next"] and shown["reference"].startswith("training")
+    metrics = client.get("/metrics")
+    assert metrics.headers["content-type"].startswith("text/plain")
+    path = 'method="POST",path="/feeds/{name}/outcomes",status="200"'
+    assert f"ml_factory_requests_total{{{path}}} 2.0" in metrics.text
+    assert re.search(r'ml_factory_answers_total\{guard="ok",symbol="DEMO"\} \d+', metrics.text)
+    assert 'ml_factory_guard_alarm{check="stale",feed="shown",symbol="DEMO"} 0.0' in metrics.text
+    assert "/openapi.json" in client.get("/docs").text
 
 
-def test_guard_refuses_stale_bars_and_marks_history_as_without_clock(guarded, made):
+def test_guard_refuses_stale_bars_and_marks_history_as_without_clock(client, made):
     bars = columns_of(made.bars["DEMO"])
-    with guarded.client() as client:
-        stale = client.post("/predict", json={"bars": bars})
-        assert stale.status_code == 422
-        assert stale.json()["what"] == "The guard refuses these bars (stale)"
-        assert re.search(r"the newest bar ended at 2024-02-0\d \d\d:\d\d UTC, \d+ open minutes before", stale.text)
-        (answer,) = client.post("/predict", json={"bars": bars, "live": False}).json()["answers"]
-        assert answer["guard"] == "ok"
-        assert client.get("/info").json()["bundles"]["DEMO"]["guard"]["stale"] == "refuse"
+    stale = client.post("/predict", json={"bars": bars})
+    assert stale.status_code == 422 and stale.json()["what"] == "The guard refuses these bars"
+    assert re.search(r"the newest bar ended at 2024-02-0\d \d\d:\d\d UTC, \d+ open minutes before", stale.text)
+    (answer,) = client.post("/predict", json={"bars": bars, "live": False}).json()["answers"]
+    assert answer["guard"] == "ok"
+    assert client.get("/info").json()["bundles"]["DEMO"]["guard"]["stale"] == "refuse"
 
 
-def test_every_request_of_openapi_page_answers_as_it_describes(guarded):
-    schema = schemathesis.openapi.from_url(f"{guarded.url}/openapi.json")
-    names = []
-    with requests.Session() as session:
-        session.trust_env = False
-        for operation in (result.ok() for result in schema.get_all_operations()):
-            names.append(f"{operation.method.upper()} {operation.path}")
-            for mode in GenerationMode:
-                if mode == GenerationMode.POSITIVE or operation.body:
-                    check_operation(operation, mode, session)
+def test_every_request_of_openapi_page_answers_as_it_describes(client):
+    schema, names = schemathesis.openapi.from_asgi("/openapi.json", client.app), []
+    for operation in (result.ok() for result in schema.get_all_operations()):
+        names.append(f"{operation.method.upper()} {operation.path}")
+        for mode in GenerationMode:
+            if mode == GenerationMode.POSITIVE or operation.body:
+                check_operation(operation, mode)
     assert sorted(names) == [
         "GET /health", "GET /info", "GET /metrics", "POST /feeds/{name}/bars", "POST /feeds/{name}/outcomes",
         "POST /predict",
     ]  # fmt: skip
 
 
-def check_operation(operation, mode: GenerationMode, session: requests.Session) -> None:
+def check_operation(operation, mode: GenerationMode) -> None:
     """Send generated requests: every answer is one that the page describes, and none a failure of the server."""
     quiet = [
-        hypothesis.HealthCheck.too_slow,
-        hypothesis.HealthCheck.filter_too_much,
-        hypothesis.HealthCheck.data_too_large,
-    ]
+        hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.filter_too_much, hypothesis.HealthCheck.data_too_large,
+    ]  # fmt: skip
 
     @hypothesis.settings(max_examples=EXAMPLES, deadline=None, database=None, derandomize=True,
                          suppress_health_check=quiet)  # fmt: skip
     @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
     def run(case: schemathesis.Case) -> None:
-        response = case.call(session=session, timeout=60)
-        case.validate_response(response, checks=CHECKS)
+        case.validate_response(case.call(), checks=CHECKS)
 
     run()
 

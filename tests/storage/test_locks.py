@@ -56,6 +56,30 @@ def test_check_lock_file_free_neither_makes_nor_signs_nor_holds_the_file(path):
     assert path.read_bytes() == text and in_child(lambda: not is_refused(path)) == 1
 
 
+def test_check_lock_file_free_passes_while_another_process_looks(path):
+    acquire_lock_file(path, "the work")
+    release_lock_file(path)
+    looks = os.open(path, os.O_RDONLY)
+    fcntl.flock(looks, fcntl.LOCK_SH)
+    check_lock_file_free(path, "the work")
+    os.close(looks)
+
+
+def test_lock_file_replaced_before_it_is_locked_is_opened_again(path, monkeypatch):
+    acquire_lock_file(path, "the work")
+    release_lock_file(path)
+    lock, replaced = fcntl.flock, []
+
+    def replace_and_lock(descriptor, how):
+        if not replaced:
+            replaced.append(path.unlink())
+            path.touch()
+        lock(descriptor, how)
+
+    monkeypatch.setattr(locks.fcntl, "flock", replace_and_lock)
+    assert acquire_lock_file(path, "the work").endswith(f":{path.stat().st_ino:x}")
+
+
 def test_acquire_lock_file_waits_for_process_that_only_looks(path):
     acquire_lock_file(path, "the work")
     release_lock_file(path)

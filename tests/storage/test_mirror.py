@@ -7,14 +7,15 @@ import json
 import os
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from ml_factory import CheckpointManager
 from ml_factory.errors import SettingsError, WorkspaceError
-from ml_factory.storage.files import LEDGER, files
-from ml_factory.storage.mirror import Mirror
+from ml_factory.storage.files import LEDGER, REMOVALS, files
+from ml_factory.storage.mirror import Mirror, open_mirror, opened_mirror
 from ml_factory.storage.remote import Bucket, MountedFolder
 from tests.storage.gcs import gcs_bucket  # noqa: F401 - a fixture
 
@@ -65,6 +66,7 @@ def test_pushed_files_are_pulled_once_by_other_machine(remote, request):
     assert not any(step.pulled or step.pushed or step.removed for step in again)
     write(two, names[2], b"changed")
     assert two.push().pushed == names[2:] and one.pull().pulled == names[2:]
+    assert not list(one.folder.rglob("*.kept"))
     write(one, names[2], b"theirs")
     one.push()
     write(two, names[2], b"mine, not pushed yet")
@@ -276,6 +278,26 @@ def test_damaged_ledger_lets_all_files_be_compared_again(machines, text):
     assert (two.folder / "models" / "a.txt").read_bytes() == b"a"
 
 
+def test_removal_whose_note_was_torn_by_a_kill_stops_no_push(machines):
+    one, two = machines
+    write(one, "models/a.txt", b"a")
+    one.push()
+    (one.folder / REMOVALS).write_text('["models/a.t')
+    write(one, "models/b.txt", b"b")
+    assert one.push().pushed == ("models/b.txt",) and len(two.pull().pulled) == 2
+
+
+def test_opened_mirror_is_found_while_another_is_opened(drive, tmp_path):
+    class Opening(type(tmp_path)):
+        def is_relative_to(self, folder):
+            open_mirror(str(drive[0]), folder.with_name(f"{folder.name}-other"))  # as another thread may
+            return folder.name == "last"
+
+    for name in ("first", "last"):
+        opened = open_mirror(str(drive[0]), tmp_path / name)
+    assert opened_mirror(Opening(tmp_path)) is opened
+
+
 def test_push_skips_slot_overwritten_in_transfer(machines, monkeypatch):
     one, two = machines
     for name in ("a", "b", "c"):
@@ -333,6 +355,43 @@ def test_background_push_includes_files_added_meanwhile_and_a_refusal_is_one_war
         one.push_in_background("checkpoints/", done=lambda: done.append(1))
         assert not one.wait(30)
     assert caplog.text.count("the run goes on") == 1 and done == []
+
+
+def test_background_request_that_arrives_while_its_list_is_taken_is_pushed_and_acknowledged(slow):
+    (one, two), began, may_go_on = slow
+    done = []
+
+    class Requests(dict):
+        def setdefault(self, places, empty):
+            found = super().setdefault(places, empty)
+            if found:  # the request before it may be taken now
+                may_go_on.set()
+                time.sleep(0.5)
+            return found
+
+    one._requests = Requests()
+    write(one, "checkpoints/slot-1.npy", b"large")
+    one.push_in_background("checkpoints/")
+    assert began.wait(30)
+    for name in ("a", "b"):
+        write(one, f"models/{name}", b"1")
+        one.push_in_background("models/", done=lambda name=name: done.append(name))
+    assert one.wait(30) and done == ["a", "b"]
+    assert two.pull().pulled == ("checkpoints/slot-1.npy", "models/a", "models/b")
+
+
+def test_two_mirrors_of_one_folder_make_one_pass_at_a_time(slow):
+    (one, _), began, may_go_on = slow
+    other, results = Mirror(one.address, one.folder), []
+    write(one, "checkpoints/slot-1.npy", b"large")
+    one.push_in_background("checkpoints/")
+    assert began.wait(30)
+    thread = threading.Thread(target=lambda: results.append(other.push().pushed))
+    thread.start()
+    thread.join(0.5)
+    may_go_on.set()
+    thread.join()
+    assert results == [()] and one.wait(30)
 
 
 def test_lease_is_pushed_and_pulled_while_large_push_is_under_way(slow):

@@ -137,6 +137,25 @@ def test_full_mount_keeps_the_file_before_and_leaves_no_part(drive, tmp_path, mo
     assert (drive / "a.json").read_bytes() == b"old" and sorted(os.listdir(drive)) == ["a.json", "ws"]
 
 
+def test_removed_file_leaves_nothing_in_the_trash_and_no_empty_folder(drive):
+    folder = MountedFolder(str(drive))
+    (drive / "models/MES/a").mkdir(parents=True)
+    (drive / "models/MES/a/state").write_bytes(b"large")
+    with open(drive / "models/MES/a/state") as trash:  # what Drive keeps for 30 days
+        folder.remove("models/MES/a/state")
+        assert os.fstat(trash.fileno()).st_size == 0 and os.listdir(drive / "models") == []
+
+
+@pytest.mark.parametrize("step", ["put", "remove"])
+def test_hard_linked_backup_of_checkpoint_keeps_its_content(drive, tmp_path, step):
+    (drive / "p.0.ckpt").write_bytes(b"kept")
+    os.link(drive / "p.0.ckpt", tmp_path / "backup")
+    (tmp_path / "new").write_bytes(b"new")
+    getattr(MountedFolder(str(drive)), step)("p.0.ckpt", *([str(tmp_path / "new")] if step == "put" else []))
+    assert (tmp_path / "backup").read_bytes() == b"kept"
+    assert not (drive / "p.0.ckpt").exists() if step == "remove" else (drive / "p.0.ckpt").read_bytes() == b"new"
+
+
 def test_opening_a_workspace_whose_mount_hangs_goes_on_with_the_working_copy(drive, monkeypatch, caplog):
     workspace = Workspace(drive / "ws")
     (workspace.results / "a.json").write_text("{}")

@@ -1,7 +1,6 @@
 """Names of others become paths inside their folder, or are refused."""
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -47,14 +46,3 @@ def test_stored_path_below_folder_that_is_a_link_is_allowed(tmp_path):
     os.symlink(tmp_path / "disk", tmp_path / "results")
     assert stored_path(tmp_path / "results", "a", "b") == tmp_path / "results" / "a" / "b"
     assert stored_path(tmp_path / "results" / "a", "b", inside=tmp_path / "results").name == "b"
-
-
-@pytest.mark.parametrize("remote", [False, True])
-def test_stored_path_of_relative_folder_finds_links_on_mounts_too(tmp_path, monkeypatch, remote):
-    monkeypatch.chdir(tmp_path)
-    if remote:
-        monkeypatch.setenv("ML_FACTORY_MOUNTS", str(tmp_path))
-    os.symlink("/", "link")
-    assert stored_path("a", "b") == Path("a/b")
-    with pytest.raises(FileError, match="symbolic link"):
-        stored_path(".", "link", "etc")

@@ -11,57 +11,30 @@ import subprocess
 import sys
 from pathlib import Path
 
-WIDE = {"--project": str, "--quiet": None, "--format": str}
-PLACE = {"--zone": str}
+WIDE, PLACE = "--project= --quiet --format=", "--zone="
 QUEUE, MACHINE = "compute tpus queued-resources", "compute tpus tpu-vm"
-# command -> (fewest and most positionals, flags: None takes no value, flags that must stand)
+# command -> (fewest and most positionals, flags: those with = take a value, flags that must stand)
 GRAMMAR = {
-    "services enable": (1, 20, {"--async": None}, ()),
-    "storage buckets describe": (1, 1, {"--raw": None}, ()),
+    "services enable": (1, 20, "--async", ""),
+    "storage buckets describe": (1, 1, "--raw", ""),
     "storage buckets create": (
-        1,
-        9,
-        {
-            "--location": str,
-            "--default-storage-class": str,
-            "--uniform-bucket-level-access": None,
-            "--public-access-prevention": None,
-            "--placement": str,
-        },
-        (),
+        1, 9, "--location= --default-storage-class= --uniform-bucket-level-access --public-access-prevention "
+        "--placement=", "",
     ),
-    "compute firewall-rules describe": (1, 1, {}, ()),
-    "compute firewall-rules create": (1, 1, {"--allow": str, "--network": str, "--source-ranges": str}, ("--allow",)),
-    "compute firewall-rules delete": (1, 9, {}, ()),
-    "compute config-ssh": (0, 0, {"--dry-run": None, "--remove": None, "--ssh-key-file": str}, ()),
-    "secrets describe": (1, 1, {"--location": str}, ()),
-    "secrets create": (1, 1, {"--replication-policy": str, "--data-file": str, "--labels": str}, ()),
-    "secrets versions add": (1, 1, {"--data-file": str, "--location": str}, ("--data-file",)),
+    "secrets describe": (1, 1, "--location=", ""),
+    "secrets create": (1, 1, "--replication-policy= --data-file= --labels=", ""),
+    "secrets versions add": (1, 1, "--data-file= --location=", "--data-file"),
     f"{QUEUE} create": (
-        1,
-        1,
-        {
-            **PLACE,
-            "--node-id": str,
-            "--accelerator-type": str,
-            "--runtime-version": str,
-            "--network": str,
-            "--spot": None,
-            "--subnetwork": str,
-            "--service-account": str,
-            "--valid-until-duration": str,
-            "--internal-ips": None,
-            "--scopes": str,
-            "--async": None,
-        },
-        ("--node-id", "--accelerator-type", "--runtime-version", "--zone"),
+        1, 1, f"{PLACE} --node-id= --accelerator-type= --runtime-version= --network= --spot --subnetwork= --async "
+        "--service-account= --valid-until-duration= --internal-ips --scopes=",
+        "--node-id --accelerator-type --runtime-version --zone",
     ),
-    f"{QUEUE} describe": (1, 1, PLACE, ("--zone",)),
-    f"{QUEUE} delete": (1, 1, {**PLACE, "--async": None, "--force": None}, ("--zone",)),
-    f"{MACHINE} describe": (1, 1, PLACE, ("--zone",)),
-    f"{MACHINE} scp": (2, 99, {**PLACE, "--worker": str, "--recurse": None, "--compress": None}, ("--zone",)),
-    f"{MACHINE} ssh": (1, 1, {**PLACE, "--worker": str, "--command": str, "--internal-ip": None}, ("--zone",)),
-}
+    f"{QUEUE} describe": (1, 1, PLACE, "--zone"),
+    f"{QUEUE} delete": (1, 1, f"{PLACE} --async --force", "--zone"),
+    f"{MACHINE} describe": (1, 1, PLACE, "--zone"),
+    f"{MACHINE} scp": (2, 99, f"{PLACE} --worker= --recurse --compress", "--zone"),
+    f"{MACHINE} ssh": (1, 1, f"{PLACE} --worker= --command= --internal-ip", "--zone"),
+}  # fmt: skip
 ERRORS = {
     "quota": (1, "ERROR: (gcloud) RESOURCE_EXHAUSTED: Quota limit 'TPUV4sPreemptiblePodPerProject' has been exceeded."),
     "missing": (1, "ERROR: (gcloud) NOT_FOUND: Resource was not found"),
@@ -69,18 +42,12 @@ ERRORS = {
     "login": (1, "ERROR: (gcloud) You do not currently have an active account selected. Run: gcloud auth login"),
     "timeout": (255, "ssh: connect to host 10.0.0.2 port 22: Connection timed out"),
     "pip": (1, "ERROR: No matching distribution for torch==2.9.0"),
-    "warned": (
-        1,
-        "WARNING: Your active project does not match the quota project in your local Application Default Credentials "
-        "file.\nERROR: (gcloud) NOT_FOUND: Resource was not found",
-    ),
-    "long": (
-        1,
-        "ERROR: (gcloud) FAILED_PRECONDITION: the network default is absent\n- '@type': type.googleapis.com/Info\n"
-        "  domain: tpu.googleapis.com\n  metadata:\n    service: tpu\n  reason: NETWORK\n- links: []",
-    ),
+    "warned": (1, "WARNING: Your active project does not match the quota project in your local Application Default "
+                  "Credentials file.\nERROR: (gcloud) NOT_FOUND: Resource was not found"),
+    "long": (1, "ERROR: (gcloud) FAILED_PRECONDITION: the network default is absent\n- '@type': googleapis.com/Info\n"
+                "  domain: tpu.googleapis.com\n  metadata:\n    service: tpu\n  reason: NETWORK\n- links: []"),
     "broken": (1, "ERROR: gcloud crashed (AttributeError)"),
-}
+}  # fmt: skip
 
 
 def refuse(text: str) -> None:
@@ -93,19 +60,17 @@ def parse(words: list[str]) -> tuple[str, list[str], dict[str, str | None]]:
     name = next((name for name in GRAMMAR if words[: len(name.split())] == name.split()), "")
     if not name:
         refuse(f"unknown command {words[:4]}")
-    fewest, most, flags, needed = GRAMMAR[name]
-    found, rest = {}, []
+    fewest, most, known, needed = GRAMMAR[name]
+    flags, found, rest = f"{WIDE} {known}".split(), {}, []
     for word in words[len(name.split()) :]:
         flag, sign, value = word.partition("=")
         if not word.startswith("-"):
             rest.append(word)
-        elif flag not in {**WIDE, **flags}:
-            refuse(f"{name} has no flag {flag}")
-        elif ({**WIDE, **flags}[flag] is None) is bool(sign) or flag in found or (sign and not value):
+        elif f"{flag}{sign}" not in flags or flag in found or (sign and not value):
             refuse(f"{name}: {word}")
         else:
             found[flag] = value
-    if not fewest <= len(rest) <= most or any(one not in found for one in needed) or "--project" not in found:
+    if not fewest <= len(rest) <= most or {"--project", *needed.split()} - set(found):
         refuse(f"{name}: {rest}, {sorted(found)}")
     return name, rest, found
 
@@ -197,11 +162,7 @@ def answer_request(play: Play, name: str, rest: list[str]) -> None:
     else:
         state, _, reason = play.next("request", "ACTIVE").partition(": ")
         fail(state)
-        print(
-            "not json"
-            if state == "garbage"
-            else json.dumps({"state": {"state": state, "failedData": {"error": {"code": 8, "message": reason}}}})
-        )
+        print(json.dumps({"state": {"state": state, "failedData": {"error": {"code": 8, "message": reason}}}}))
     play.save()
 
 

@@ -24,9 +24,7 @@ def test_accelerator_type_gives_chips_workers_and_runtime(play, kind, chips, wor
     assert (found.chips, found.workers, found["RUNTIME_VERSION"]) == (chips, workers, runtime)
 
 
-def test_price_is_of_the_user_only(play):
-    assert "price unknown" in play({}).open().settings.describe()
-    assert "48.00 an hour at 3 a chip" in play({}, PRICE_PER_CHIP_HOUR="3").open().settings.describe()
+def test_unknown_accelerator_type_is_refused(play):
     with pytest.raises(SettingsError, match="Unknown accelerator"):
         play({}, ACCELERATOR_TYPE="v1-8").open()
 
@@ -34,25 +32,13 @@ def test_price_is_of_the_user_only(play):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("TPU_NAME", "--force"),
-        ("TPU_NAME", "a; rm -rf /"),
-        ("TPU_NAME", "a$(id)"),
-        ("BUCKET", "gs://x"),
-        ("BUCKET", "../x"),
-        ("PROJECT_ID", "p --impersonate"),
-        ("ZONE", "us-central2-b --async"),
-        ("NETWORK", "x\ty"),
-        ("SPOT", "maybe"),
-        ("ALLOW_SSH_FROM", "everywhere"),
-        ("SERVICE_ACCOUNT", "a b@c"),
-        ("RUNTIME_VERSION", "`id`"),
-        ("REQUESTS", "0"),
-        ("WANDB_SECRET", "a/b"),
-        ("EXTRAS", "train]"),
-        ("TORCH_VERSION", "2.9 --index-url http://x"),
+        ("TPU_NAME", "--force"), ("TPU_NAME", "a; rm -rf /"), ("TPU_NAME", "a$(id)"), ("BUCKET", "gs://x"),
+        ("BUCKET", "../x"), ("PROJECT_ID", "p --impersonate"), ("ZONE", "us-central2-b --async"), ("NETWORK", "x\ty"),
+        ("SPOT", "maybe"), ("SERVICE_ACCOUNT", "a b@c"), ("RUNTIME_VERSION", "`id`"), ("REQUESTS", "0"),
+        ("WANDB_SECRET", "a/b"), ("EXTRAS", "train]"), ("TORCH_VERSION", "2.9 --index-url http://x"),
         ("COMMAND", "'open"),
     ],
-)
+)  # fmt: skip
 def test_read_settings_with_hostile_value_refuses_in_one_line(play, name, value):
     one = play({}, **{name: f'"{value}"'})
     with pytest.raises(SettingsError) as caught:
@@ -86,14 +72,6 @@ def test_read_settings_takes_environment_and_file_wins(play, monkeypatch):
     assert (settings["TPU_NAME"], settings["XLA_USE_BF16"]) == ("from-file", "1")
     with pytest.raises(SettingsError, match="no PROJECT_ID, ZONE"):
         read_settings(None)
-
-
-@pytest.mark.parametrize(
-    "command", ["python3 -m torch_xla.distributed.xla_dist --tpu=x", "ctpu up --name x", "conda activate torch-xla-1.6"]
-)
-def test_read_settings_with_retired_command_names_what_replaced_it(play, command):
-    with pytest.raises(SettingsError, match=r"is gone: .*tpu setup"):
-        play({}, COMMAND=command).open()
 
 
 def test_worker_script_quotes_every_word_of_command(play):

@@ -1,5 +1,6 @@
 """A stand-in of W&B's client and its public API for tests, and mirrors that are waited for."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ KEY = "0f1e2d3c4b5a69788796a5b4c3d2e1f00f1e2d3c"
 # The stand-in: Artifact, Run.log_artifact and Api with the methods that are used, on a folder that holds a folder a
 # version. It cannot show that the real service keeps what it is given.
 STAND_IN = """
-import json, os, pathlib, shutil, types
+import json, os, pathlib, shutil, time, types
 STORE = pathlib.Path(os.path.dirname(__file__)) / "store"
 class Error(Exception): pass
 class Settings:
@@ -18,10 +19,12 @@ class Settings:
 class Artifact:
     def __init__(self, name, type, metadata): self.name, self.type, self.metadata, self.files = name, type, metadata, {}
     def add_file(self, path, name): self.files[name] = pathlib.Path(path).read_bytes()
+def record(*call):
+    with open(STORE.parent / "calls", "a") as file: print(json.dumps(call), file=file)
 class Run:
-    id, dir, starting_step = "run", "x/files", 0
+    starting_step = 0
     def __init__(self): self.summary = {}
-    def log(self, metrics, step): pass
+    def log(self, metrics, step): record("log", step, metrics)
     def log_artifact(self, artifact):
         last = max([int(path.name[1:]) for path in STORE.glob(artifact.name + "/v*")], default=-1)
         folder = STORE / artifact.name / f"v{last + 1}"
@@ -29,8 +32,11 @@ class Run:
         for name, data in artifact.files.items(): (folder / name).write_bytes(data)
         about = {"type": artifact.type, "metadata": artifact.metadata, "aliases": []}
         (folder.parent / f"about-{folder.name}.json").write_text(json.dumps(about))
-    def finish(self, exit_code=0): pass
-def init(**named): return Run()
+    def finish(self, exit_code=0): record("finish", exit_code, self.summary)
+def init(**named):
+    CODE
+    record("init", *[named.get(name) for name in ("id", "mode", "project", "config")])
+    return Run()
 class Kept:
     def __init__(self, folder):
         self.folder, self.version = folder, folder.name
@@ -61,14 +67,23 @@ class Api:
 """
 
 
-def install(tmp_path: Path, monkeypatch, answer: str = "pass") -> Path:
-    """Put it before the real client in every child process; the folder where it keeps things."""
+def install(tmp_path: Path, monkeypatch, answer: str = "pass", code: str = "pass") -> Path:
+    """Put it before the real client in every child process; the folder where it keeps things.
+
+    answer, code : of the service when it is queried, and when a run begins.
+    """
     (tmp_path / "service").mkdir(exist_ok=True)
-    (tmp_path / "service/wandb.py").write_text(STAND_IN.replace("ANSWER", answer))
+    (tmp_path / "service/wandb.py").write_text(STAND_IN.replace("ANSWER", answer).replace("CODE", code))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "service"))
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setenv("ML_FACTORY_WANDB", "auto")
     return tmp_path / "service/store"
+
+
+def calls(store: Path) -> list[list]:
+    """What runs did: ["init", id, mode, project, settings], ["log", step, metrics], ["finish", exit code, summary]."""
+    path = store.with_name("calls")
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def versions(store: Path, name: str) -> list[Path]:

@@ -68,12 +68,6 @@ def test_fit_on_cuda_without_free_memory_prefetches_batches(gpu, market, monkeyp
     np.testing.assert_array_equal(losses("tcn", market, device="cuda"), there)
 
 
-def test_fit_on_cuda_with_compile_calls_torch_compile_once(gpu, market, monkeypatch):
-    asked = []
-    monkeypatch.setattr(torch, "compile", lambda network: asked.append(network) or network)
-    assert np.isfinite(losses("lstm", market, device="cuda", compile=True)).all() and len(asked) == 1
-
-
 @pytest.mark.parametrize("kind", [CudaDevice, XlaDevice])
 def test_device_subclasses_have_same_method_signatures(kind):
     for name, of_all in getmembers(Device, isfunction):

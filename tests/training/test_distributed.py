@@ -19,6 +19,7 @@ from ml_factory.training.evaluate import evaluate_mean_loss
 from ml_factory.training.loop import Validation, run_training_loop
 from ml_factory.training.optim import AdamW, total_gradient_norm
 from ml_factory.training.spec import TrainSpec
+from ml_factory.training.sync_batch_norm import SyncBatchNorm2d
 from tests.training.test_state import CPU, IDENTITY, ROWS, Kept, flat, small, weighted
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,6 +88,22 @@ def assessed(device) -> dict:
     return {"val_losses": [row["val_loss"] for row in result.history], "best": result.best_epoch}
 
 
+def normalised(rank: int = 0, world: int = 1) -> dict:
+    """Outputs, gradients and statistics of a synchronised batch norm over this process's rows."""
+    torch.manual_seed(0)
+    x, norm = (torch.randn(8, 3, 4, 4) * 3 + 5)[rank::world].clone().requires_grad_(), SyncBatchNorm2d(3)
+    out = norm(x)
+    (out**3).sum().backward()
+    gradient = norm.weight.grad.clone()
+    if world > 1:
+        torch.distributed.all_reduce(gradient)
+    rows = {"out": out, "input": x.grad, "evaluated": norm.eval()(x)}
+    shared = {"weight": gradient, "mean": norm.running_mean, "variance": norm.running_var}
+    shared["count"] = norm.num_batches_tracked
+    return {part: {name: value.tolist() for name, value in found.items()}
+            for part, found in (("rows", rows), ("shared", shared))}  # fmt: skip
+
+
 def work(folder: str) -> None:
     """One of the processes: for each number of parts trained, killed in the third epoch, gone on."""
     device, reported = pick_device(TrainSpec(**SPEC)), {}
@@ -119,6 +136,7 @@ def work(folder: str) -> None:
         }
     reported["judged"] = assessed(device)
     reported["stopped"] = stopped(device, device.processes.rank)
+    reported["normalised"] = normalised(device.processes.rank, 2)
     torch.distributed.destroy_process_group()
     reported["threads"] = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
     Path(folder, f"{device.processes.rank}.json").write_text(json.dumps(reported))
@@ -185,3 +203,12 @@ def test_processes_single_process_returns_values_unchanged():
     values = torch.ones(2)
     assert ProcessGroup().all_reduce_sum(values) is values and ProcessGroup().broadcast({"a": 1}) == {"a": 1}
     assert ProcessGroup().broadcast(None) is None and ProcessGroup().is_rank_zero
+
+
+def test_batch_norm_of_two_processes_equals_one_process_with_all_rows(pair):
+    alone = normalised()
+    for rank, found in enumerate(answers["normalised"] for answers in pair):
+        for name, value in found["rows"].items():
+            np.testing.assert_allclose(value, np.array(alone["rows"][name])[rank::2], rtol=1e-4, atol=1e-4)
+        for name, value in found["shared"].items():
+            np.testing.assert_allclose(value, alone["shared"][name], rtol=1e-5, atol=1e-4)

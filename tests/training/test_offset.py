@@ -7,7 +7,7 @@ from torch import nn
 
 from ml_factory.errors import SettingsError
 from ml_factory.models.registry import available_models, build_model, build_model_from_state, find_model_spec
-from ml_factory.models.session_clock_offset import SessionClockOffset
+from ml_factory.models.session_clock import SessionClockOffset
 from ml_factory.seeding import seeded_generator
 from ml_factory.storage.serialization import serialize_state
 from ml_factory.training.estimator import zero_output_head
@@ -84,7 +84,7 @@ def test_network_offset_ignores_rows_with_zero_weight():
     weight = np.r_[np.ones(400), np.zeros(len(y) - 400)]
     model = make("gru")
     model.fit(x, np.r_[y[:400], np.ones(len(y) - 400, int)], weight)
-    np.testing.assert_array_equal(model.offset.log_shares_C3, clock_of(x[:400], y[:400]).log_shares_C3)
+    np.testing.assert_array_equal(model.offset.clock.shares_C3, clock_of(x[:400], y[:400]).clock.shares_C3)
 
 
 @pytest.mark.parametrize("until", [1, 3, 14])  # in the first epoch, later in it, in the second one
@@ -102,7 +102,7 @@ def test_network_with_offset_resumed_fit_equals_uninterrupted_fit_bitwise(until)
         == (result.history[-1]["val_loss"])
     )
     np.testing.assert_array_equal(again.predict_proba(x), whole.predict_proba(x))
-    np.testing.assert_array_equal(build_model_from_state(held).offset.log_shares_C3, whole.offset.log_shares_C3)
+    np.testing.assert_array_equal(build_model_from_state(held).offset.clock.shares_C3, whole.offset.clock.shares_C3)
 
 
 def test_network_with_offset_resumed_fit_keeps_untrained_network_as_best():

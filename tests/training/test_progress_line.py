@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import torch
 
 from ml_factory.training.device import Device
-from ml_factory.training.loop import TrainingProgressLine
+from ml_factory.training.loop import TrainingReports
 from ml_factory.training.spec import TrainSpec
 from ml_factory.training.state import TrainingState
 
@@ -16,12 +16,12 @@ def test_progress_line_shows_step_speed_and_time_left(caplog):
         now, network = [0.0], torch.nn.Linear(2, 1)
         run = TrainingState(network, 1600, TrainSpec(epochs=3, batch=16), device, {"model": "line"})
         run.device.compiles.update(train=2, evaluate=1)
-        line = TrainingProgressLine(run, clock=lambda now=now: now[0])
+        reports = TrainingReports(run, clock=lambda now=now: now[0])
         for step in range(1, 161):
             now[0], run.step = 0.125 * step, step
             run.totals = torch.tensor([3.0, 2.0], dtype=torch.float64)
             run.memory.history = [{}] * (step >= 100)
-            line.log_if_due(600.0 if step < 100 else None)
+            reports.report(600.0 if step < 100 else None)
     assert caplog.messages == [
         "epoch 1/3, step 80/300, loss 1.5000, 128 samples/s, 3 compiles, 28 s left, next save in 10 min",
         "epoch 2/3, step 160/300, loss 1.5000, 128 samples/s, 3 compiles, 18 s left, no saves",

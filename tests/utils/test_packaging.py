@@ -1,6 +1,5 @@
 """Contents of `pip install .`: the library and its command, and neither utils nor tests."""
 
-import configparser
 import shutil
 import subprocess
 import sys
@@ -62,12 +61,6 @@ def test_wheel_metadata_matches_requirements_files(wheel):
         assert name in listed and extras[name] == {Requirement(line).name for line in lines}
     assert extras["all"] == set().union(*(extras[name] for name in extras if name != "all"))
     assert metadata["License-Expression"] == "Apache-2.0" and metadata["Requires-Python"] == ">=3.11"
-
-
-def test_wheel_entry_point_is_ml_factory_command(wheel):
-    entries = configparser.ConfigParser()
-    entries.read_string(text_of(wheel, "entry_points.txt"))
-    assert dict(entries["console_scripts"]) == {"ml-factory": "ml_factory.__main__:main"}
 
 
 def test_wheel_installed_command_runs_without_checkout(wheel, tmp_path):

@@ -1,13 +1,12 @@
 """Packages and accelerators: what is there, what is missing, what cannot work together."""
 
-import os
 import re
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
@@ -171,82 +170,20 @@ def test_install_missing_off_colab_upgrades_package_out_of_range(pip, pretend):
     assert "pandas" in pins and not [line for line in constraints if line.startswith("pandas")]
 
 
-def wheel(folder: Path, name: str, version: str, *requires: str) -> None:
-    """A wheel with nothing in it."""
-    info = f"{name}-{version}.dist-info"
-    needs = "".join(f"Requires-Dist: {each}\n" for each in requires)
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
-        archive.writestr(f"{name}.py", f"version = {version!r}\n")
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
-        archive.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        archive.writestr(f"{info}/RECORD", "")
-
-
-@pytest.mark.soak
-def test_install_missing_with_real_pip_refuses_replacing_kept_package(tmp_path):
-    """One package comes; another would replace a kept one, so pip refuses and the kept one is still there. What is not
-    kept and too old for a new package is replaced.
-    """
-    wheels, site = tmp_path / "wheels", tmp_path / "venv"
-    wheels.mkdir()
-    wheel(wheels, "mlfnew", "1.0", "mlfkept>=1", "mlfold>=1")
-    wheel(wheels, "mlfgreedy", "1.0", "mlfkept>=2")
-    wheel(wheels, "mlfnewer", "1.0", "mlfold>=2")
-    for name in ("mlfkept", "mlfold"):
-        for version in ("1.0", "2.0"):
-            wheel(wheels, name, version)
-    subprocess.run([sys.executable, "-m", "venv", site], check=True)
-    python = site / "bin" / "python"
-    environment = {**os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PIP_CONFIG_FILE": os.devnull,
-                   "PYTHONPATH": str(ROOT)}  # fmt: skip
-    (tmp_path / "keep.txt").write_text("mlfkept==1.0\n")
-    (tmp_path / "none.txt").write_text("")
-    for name, line in (("new", "mlfnew>=1.0,<2"), ("greedy", "mlfgreedy"), ("newer", "mlfnewer")):
-        (tmp_path / f"{name}.txt").write_text(f"{line}\n")
-    old = [python, "-m", "pip", "install", "--quiet", "mlfkept==1.0", "mlfold==1.0"]
-    subprocess.run(old, check=True, env=environment)
-    code = f"""
-from pathlib import Path
-from utils import runtime
-folder = Path({str(tmp_path)!r})
-runtime.KEEP, runtime.GENERAL = folder / "keep.txt", folder / "none.txt"
-print(*[runtime.install_missing_packages(folder / "new.txt", ()) for _ in range(2)])
-try:
-    runtime.install_missing_packages(folder / "greedy.txt", ())
-except runtime.RuntimeMismatchError as error:
-    print(error)
-print(runtime.installed_version("mlfkept"), runtime.installed_version("mlfold"))
-print(runtime.install_missing_packages(folder / "newer.txt", ()), runtime.installed_version("mlfold"))
-"""
-    done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=300, env=environment)
-    assert done.returncode == 0, done.stderr
-    said = done.stdout.strip().splitlines()
-    assert said.count("Installing mlfnew: a minute or two") == 1  # before pip, which says nothing for minutes
-    first, refusal, versions, last = (line for line in said if not line.startswith("Installing "))
-    assert first == "('mlfnew 1.0',) ()"
-    assert "could not be installed [mlfgreedy]" in refusal and "Next: check the network" in refusal
-    assert (versions, last) == ("1.0 1.0", "('mlfnewer 1.0',) 2.0")
-
-
-def test_install_missing_without_network_raises_clear_error(monkeypatch, pretend, tmp_path):
-    pretend({})
-
+def test_install_missing_that_fails_reports_the_message_of_pip(monkeypatch, pretend):
     def late(command, **_):
         raise subprocess.TimeoutExpired(command, 1)
 
-    monkeypatch.setattr(runtime.subprocess, "run", late)
-    with pytest.raises(runtime.RuntimeMismatchError, match="timed out"):
-        runtime.install_missing_packages(ROOT / "requirements/colab-gpu.txt", ())
-
-
-def test_install_missing_reports_message_of_pip(monkeypatch, pretend):
     pretend({**COLAB_GPU, "papermill": None})
     failed = subprocess.CompletedProcess([], 1, "", "ERROR: No space left on device")
-    monkeypatch.setattr(runtime.subprocess, "run", lambda command, **_: failed)
-    with pytest.raises(runtime.RuntimeMismatchError, match="No space left on device"):
-        runtime.install_missing_packages(ROOT / "requirements/colab-gpu.txt", ())
+    for run, message in ((late, "timed out"), (lambda command, **_: failed, "No space left on device")):
+        monkeypatch.setattr(runtime.subprocess, "run", run)
+        with pytest.raises(runtime.RuntimeMismatchError, match=f"{message}.*Next: check the network"):
+            runtime.install_missing_packages(ROOT / "requirements/colab-gpu.txt", ())
+
+
+def test_torch_cuda_version_is_that_of_torch():
+    assert runtime.torch_cuda_version() == (torch.version.cuda or "")
 
 
 # ------------------------------------------------------------------ accelerators
@@ -293,16 +230,6 @@ def test_gpu_name_reads_nvidia_smi_output(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     tool.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n")
     assert runtime.gpu_name() == ""
-
-
-def test_torch_cuda_is_read_without_importing_torch():
-    code = "import sys; from utils.runtime import torch_cuda_version\n"
-    code += "print(torch_cuda_version()); assert 'torch' not in sys.modules\n"
-    code += "import torch; print(torch.version.cuda or '')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    observed, true = done.stdout.split("\n")[:2]
-    assert observed == true
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,17 @@ from ml_factory import pipeline
 from ml_factory.data.io import import_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.storage.workspace import Workspace
+from ml_factory.workflows import backtest
 from ml_factory.workflows.prepared_dataset import PreparedDataset, load_dataset
 from tests.small_data import SMALL_DATA
+
+
+@pytest.fixture(scope="package", autouse=True)
+def few_shifts():
+    """A backtest of every report trades 5 shifts of the forecasts, not 20."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backtest, "SHIFTS", 5)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ml_factory import pipeline
+from ml_factory.data.bar_report import hash_bars
 from ml_factory.data.io import load_bars
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.datasets.store import DatasetStore
@@ -19,11 +20,12 @@ from ml_factory.inference import predict
 from ml_factory.leakage.certificate import certificate_path, read_certificate, write_certificate
 from ml_factory.leakage.tables import Findings
 from ml_factory.settings import DataSpec, certified_code_hash
+from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows import audit, build, evaluation, folds, predictions, prepare, prepared_dataset
+from ml_factory.workflows import audit, build, evaluation, folds, predictions, prepare, prepared_dataset, prove
 from ml_factory.workflows import train as train_module
 from ml_factory.workflows.prepared_dataset import load_dataset
-from ml_factory.workflows.prove import audit_prepared_files, describe_proof_of_store
+from ml_factory.workflows.prove import audit_prepared_files, describe_proof_of_store, find_certificates
 from tests.small_data import FEW_COLUMNS, SMALL_DATA
 
 MODEL = "linear"
@@ -86,6 +88,15 @@ def test_train_without_certificate_raises_unless_uncertified(prepared):
     write_certificate(prepared.processed("DEMO"), replace(certificate_of(prepared), code="0" * 64))
     pipeline.prepare(prepared, "DEMO", (5,), settings=SMALL_DATA)  # and what other code proved
     assert certificate_of(prepared).code == certified_code_hash()
+
+
+def test_certificate_copied_from_other_data_or_horizon_proves_nothing(prepared):
+    store, own = DatasetStore.current(prepared.processed("DEMO")), certificate_of(prepared)
+    assert find_certificates(store, (5,), "quick") == {5: own}
+    for horizon, copied in ((5, replace(own, subject="0" * 64)), (7, own)):
+        path = certificate_path(prepared.processed("DEMO"), store.fingerprint, horizon)
+        files.write_json(path, copied.to_dict())
+        assert find_certificates(store, (horizon,), "quick") == {}
 
 
 def test_cli_audit_with_leaky_feature_names_leak_and_exits_1(prepared, monkeypatch, call, no_small_runs):
@@ -183,7 +194,7 @@ def test_audit_of_files_with_a_tamper_names_the_leak(of_files, stage, change, sa
     assert any(says in sentence for sentence in sentences), sentences
 
 
-def test_audit_of_files_passes_and_names_a_dataset_or_bars_that_are_read_shifted(of_files, read, monkeypatch):
+def test_audit_of_files_passes_and_names_a_dataset_that_is_read_shifted(of_files, monkeypatch):
     assert of_files() == []
 
     def ahead(*given):
@@ -192,10 +203,23 @@ def test_audit_of_files_passes_and_names_a_dataset_or_bars_that_are_read_shifted
 
     monkeypatch.setattr(prepared_dataset, "load_dataset", ahead)
     assert "dataset h5, features: return_1" in of_files()[0]
-    store, bars = DatasetStore.current(read.processed("DEMO")), load_bars(read, "DEMO")[0]
-    shifted = bars.assign(close=bars["close"].shift(-1).ffill())
-    sentences = found_by(audit_prepared_files, read, store, shifted, (5,))
-    assert any("bars: (rows) differs from the bars that the data set was made of" in one for one in sentences)
+
+
+@pytest.mark.parametrize("prepared_so", [False, True])
+def test_audit_of_files_with_every_reading_of_the_bars_shifted_names_them(prepared_so, read, monkeypatch):
+    """No second reading shows it: the hash of what was prepared does, and the rows of the raw file always do."""
+
+    def ahead(*given, **options):
+        bars, report = load_bars(*given, **options)
+        return bars.assign(close=bars["close"].shift(-1).ffill()), report
+
+    monkeypatch.setattr(prove, "load_bars", ahead)
+    store, (shifted, _) = DatasetStore.current(read.processed("DEMO")), ahead(read, "DEMO")
+    if prepared_so:  # by the same reading
+        monkeypatch.setitem(store.facts["raw"], "bars", hash_bars(shifted))
+    found = " ".join(found_by(audit_prepared_files, read, store, shifted, (5,)))
+    assert ("bars: (rows) differs from the bars that the data set was made of" in found) is not prepared_so, found
+    assert "bars: close differs from the raw file's rows of the same minute" in found
 
 
 def test_prepare_with_scaler_fitted_on_all_rows_names_scaler(prepared, monkeypatch, caplog):
@@ -263,6 +287,17 @@ def worsened_prior(patch):
     patch.setattr(evaluation, "prior_baseline_probabilities", spoilt)
 
 
+def volatility_of_next_bar(patch):
+    honest = prepared_dataset.baseline_trailing_volatility
+    ahead = lambda *given: np.append(honest(*given)[1:], honest(*given)[-1])  # noqa: E731
+    patch.setattr(prepared_dataset, "baseline_trailing_volatility", ahead)
+
+
+def move_of_next_bar(patch):
+    ahead = property(lambda data: np.append(np.diff(np.log(data.close)), 0.0)[data.row])
+    patch.setattr(prepared_dataset.PreparedDataset, "last_move", ahead)
+
+
 def forecasts_tempered_by_outcomes(patch):
     honest, current = predictions.predict_features, {}
 
@@ -289,6 +324,8 @@ FAULTS = {
     "prior of all rows": (prior_of_all, "training: evaluated xgboost['metrics']"),
     "prior loss of all rows": (prior_loss_of_all, "training: evaluated xgboost['prior']"),
     "worsened prior": (worsened_prior, "baseline: prior, log loss of test rows"),
+    "a baseline's volatility of the next bar": (volatility_of_next_bar, "training: evaluated xgboost['metrics']"),
+    "a baseline's move of the next bar": (move_of_next_bar, "training: evaluated xgboost['metrics']"),
     "forecasts tempered by outcomes": (forecasts_tempered_by_outcomes, "predictions: p_"),
 }  # fmt: skip
 
@@ -301,8 +338,8 @@ def test_audit_of_training_that_reads_forbidden_rows_names_it(sample, fault, mon
     assert any(sentence.startswith(says) for sentence in found), found
 
 
-def oracle_mix(frame):
-    frame[PROBABILITIES] = 0.999 * frame[PROBABILITIES] + 0.001 * np.eye(3)[frame["label"] + 1]
+def oracle_mix(frame, part=0.001):
+    frame[PROBABILITIES] = (1 - part) * frame[PROBABILITIES] + part * np.eye(3)[frame["label"] + 1]
     return frame
 
 
@@ -414,3 +451,12 @@ def test_audit_of_finished_model_with_altered_forecasts_or_scaler_names_it(prepa
     says = "probabilities differs from the predictions of its bundle"
     assert says in check(prepared, data, tamper=at("predictions", oracle_mix))[0]
     assert "scaler['center']" in check(prepared, replace(data, scaler=RobustScaler.fit(data.x_NF)))[0]
+
+
+def test_audit_of_finished_network_with_forecasts_moved_a_little_towards_the_outcomes_names_it(prepared):
+    small = {"epochs": 1, "lookback": 16, "batch": 128}
+    pipeline.train(prepared, "DEMO", 5, "tcn", quick=True, model_settings=small, mirror="off")
+    data, check = load_dataset(prepared, "DEMO", 5), partial(found_by, audit.audit_finished_models)
+    assert check(prepared, data) == []
+    for part, says in ((0.0009, "probability of the outcome differs"), (0.01, "probabilities differs")):
+        assert says in check(prepared, data, tamper=at("predictions", partial(oracle_mix, part=part)))[0]

@@ -61,7 +61,12 @@ def test_backtest_writes_trades_and_facts_chooses_edge_on_validation_rows_and_co
     assert len(trades) == found.own["trades"] and trades["net"].sum() == pytest.approx(found.own["net"])
     known = pipeline.load_predictions(prepared, "DEMO", 5, "linear").query("split == 'test'")
     assert (facts["first"], facts["last"]) == (known.index[0].isoformat(), known.index[-1].isoformat())
-    assert facts["costs"]["spread_ticks"] == 1 and facts["contract"]["multiplier"] > 0 and facts["quick"] is True
+    assert (
+        facts["costs"]["spread_ticks"] == 1
+        and facts["rule"]["reverse"]
+        and facts["contract"]["multiplier"] > 0
+        and facts["quick"] is True
+    )
     assert facts["run_id"] == found.run_id and facts["luck_sentence"] == found.luck_sentence and not facts["by_hand"]
     # Of the least edges, the one that earned most on validation rows, in 30 trades or more.
     table = found.least_edges.set_index("least_edge")

@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.evaluation.baselines import ClockBaseline, baseline_session_clock
+from ml_factory.evaluation.baselines import session_time
+from ml_factory.models.session_clock import SessionClock
 from ml_factory.targets.labels import KINDS, label_classes
 from ml_factory.targets.weights import training_weights
 from ml_factory.workflows.evaluation import (
@@ -32,7 +33,7 @@ def data():
     labels.index = pd.date_range("2024-01-01 00:05", periods=N, freq="5min", tz="UTC")
     return SimpleNamespace(
         labels=labels, y=label, row=entry, unambiguous_mask=barrier != "ambiguous", horizon=LIFE,
-        last_move=np.sin(entry), clock=baseline_session_clock(labels.index.as_unit("ns").asi8, "24h"),
+        last_move=np.sin(entry), clock=session_time(labels.index.as_unit("ns").asi8, "24h"),
         volatility=np.cos(entry), classes=label_classes(KINDS[0]),
     )  # fmt: skip
 
@@ -67,7 +68,7 @@ def test_clock_baseline_counts_clear_training_rows_by_bars_left(data):
     share = np.array([np.mean(data.y[clear] == side) for side in (-1, 0, 1)])
     counts = np.array([np.sum(data.y[one_bar_left] == side) for side in (-1, 0, 1)])
     lives = {"horizon": LIFE, "bar_minutes": 5.0, "volatility": data.volatility[clear]}
-    pseudo_count = ClockBaseline.fit(data.clock.take(clear), data.y[clear], **lives).pseudo_count
+    pseudo_count = SessionClock.fit(data.clock.take(clear), data.y[clear], **lives).pseudo_count
     wanted = (counts + pseudo_count * share) / (counts.sum() + pseudo_count)
     assert counts.sum() and prepared_dataset_baselines(data, train, one_bar_left)["clock"] == pytest.approx(
         np.tile(wanted, (counts.sum(), 1)), rel=1e-12

@@ -1,5 +1,7 @@
 """Cleaning a workspace: what nothing needs goes, and what a run, a model in use, an export or resume needs stays."""
 
+import errno
+import fcntl
 import os
 import shutil
 import sys
@@ -12,6 +14,7 @@ import pytest
 from ml_factory import CheckpointManager, Workspace, pipeline
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import SettingsError
+from ml_factory.progress import report_progress_to
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
@@ -150,16 +153,40 @@ def test_clean_deletes_superseded_and_interrupted_data(workspace):
     assert store.fingerprint == current.fingerprint and not store.verify() and len(store.values) == 50
 
 
-@pytest.mark.parametrize("damage", ["missing", "torn", "other"])
+def test_clean_keeps_newest_model_of_current_data_whatever_its_age(workspace):
+    store = add_data_set(workspace, 1)
+    old = add_model(workspace, 0, data=store.fingerprint)
+    for n in range(1, 5):
+        add_model(workspace, n)
+    for n in range(5):
+        add_run(workspace, n)
+    assert {item.path.name for item in pipeline.clean(workspace, "MES", 1).items if item.kind == "results"} == {
+        run_id(n) for n in (1, 2, 3)
+    }
+    assert old.is_intact()
+
+
+def test_clean_keeps_all_attempts_while_one_is_needed(workspace):
+    for n, attempt in enumerate(("", "-2", "-3")):
+        add_model(workspace, 4, attempt=attempt)
+        folder = add_run(workspace, 4, attempt=attempt)
+        record = files.read_json(folder / "run.json") | {"begun_at": f"2026-02-0{n + 1}T00:00:00+00:00"}
+        files.write_json(folder / "run.json", record)
+    assert kinds(pipeline.clean(workspace, "MES", 1)) == {"model": 2}
+    assert len(list((workspace.results / "MES").iterdir())) == 3
+    add_model(workspace, 5)
+    add_run(workspace, 5)
+    assert kinds(pipeline.clean(workspace, "MES", 1)) == {"model": 1, "results": 3}
+
+
+@pytest.mark.parametrize("damage", ["missing", "torn"])
 def test_clean_with_unreadable_run_record_keeps_models_results_and_data(damage, workspace):
     add_data_set(workspace, 1)
     add_data_set(workspace, 2)
     for n in range(3):
         add_model(workspace, n)
         record = add_run(workspace, n) / "run.json"
-    {"missing": record.unlink, "torn": lambda: record.write_text("{"), "other": lambda: record.write_text("[1]")}[
-        damage
-    ]()
+    record.unlink() if damage == "missing" else record.write_text("{")
     before = tree(workspace.root)
     result = pipeline.clean(workspace, "MES", 1)
     assert not result.items and tree(workspace.root) == before
@@ -290,6 +317,47 @@ def test_clean_of_listed_things_keeps_what_was_not_listed_or_is_needed_now(works
     assert again.is_intact() and {item.path.name for item in result.items} < {item.path.name for item in listed.items}
     assert any(str(again.path) in one for one in result.skipped)
     assert (workspace.results / "MES" / run_id(2)).is_dir()
+
+
+def test_clean_keeps_what_is_needed_again_while_it_deletes(workspace):
+    """A stack that begins is made of one model, and another run, whose model was gone, finishes again."""
+    models = [add_model(workspace, n) for n in range(5)]
+    folders = [add_run(workspace, n) for n in range(5)]
+    shutil.rmtree(models[1].path)
+    counts = []
+
+    def begin_stack(phase) -> None:
+        counts.append(phase.done)
+        if phase.done == 1:
+            unfinished = {"base_models": ["xgboost"], "bases": [models[2].hash]}
+            add_run(workspace, 9, "stack", "stack", ended=False, settings=unfinished)
+            add_model(workspace, 1)
+
+    with report_progress_to(begin_stack):
+        result = pipeline.clean(workspace, "MES", 1)
+    gone = {item.path for item in result.items}
+    assert gone == {models[0].path, models[3].path, folders[0], folders[3]} and max(counts) == 7
+    assert models[2].is_intact() and folders[1].is_dir() and folders[2].is_dir()
+    assert len(result.skipped) == 3 and all("is needed" in one for one in result.skipped)
+
+
+def test_clean_dry_run_in_read_only_workspace_lists_and_locks_nothing(workspace, monkeypatch):
+    add_data_set(workspace, 1)
+    add_data_set(workspace, 2)
+    lock = workspace.processed("MES") / "prepare.lock"
+    lock.write_text("1 here\n")
+    opened = os.open
+
+    def read_only(path, flags, *more, **named):
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+        return opened(path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", read_only)
+    with lock.open() as other:
+        fcntl.flock(other, fcntl.LOCK_SH)  # a second dry run
+        assert kinds(pipeline.clean(workspace, "MES", dry_run=True)) == {"prepared data": 1}
+    assert lock.read_text() == "1 here\n"
 
 
 @pytest.mark.parametrize("keep", [0, True])

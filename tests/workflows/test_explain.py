@@ -54,16 +54,6 @@ def _steps_of(features: pd.DataFrame, moment: pd.Timestamp, lookback: int) -> bo
     return moment - features.index[at - lookback + 1] == pd.Timedelta(minutes=5 * (lookback - 1))
 
 
-def test_explain_network_without_explanation_states_absence(prepared):
-    pipeline.train(prepared, "DEMO", 5, "gru", quick=True, model_settings={"epochs": 1, "hidden": 4, "lookback": 6})
-    reported = pipeline.explain(prepared, "DEMO", 5, "gru")
-    assert (
-        reported.pictures == []
-        and "gru has no explanation" in reported.summary()
-        and reported.to_dict()["shares"] is None
-    )
-
-
 def test_explain_booster_or_absent_model_raises(prepared):
     with pytest.raises(SettingsError, match="importances"):
         pipeline.explain(prepared, "DEMO", 5, "xgboost")

@@ -14,6 +14,7 @@ from ml_factory.evaluation.calibration import Calibration, floored_log_probabili
 from ml_factory.evaluation.metrics import row_log_loss
 from ml_factory.runs import FitCheckpoints, open_run
 from ml_factory.settings import make_run_settings
+from ml_factory.storage.files import files
 from ml_factory.storage.serialization import read_state_file, write_state_file
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import folds
@@ -88,6 +89,18 @@ def test_fold_plan_limit_is_shared_by_folds_and_of_training_rows_only(prepared):
         assert plan.quick_limits["rows of a fold"].startswith("50 of ") and not whole.quick_limits
         for (train, test), (all_train, all_test) in zip(plan.folds, whole.folds, strict=True):
             assert len(train) == 50 and np.isin(train, all_train).all() and test.tolist() == all_test.tolist()
+
+
+def test_cross_validate_with_a_rolling_window_trains_on_so_many_rows(prepared):
+    workspace, data = prepared
+    scheme = FoldSchemeSpec("walk_forward_rolling", 3, window=400)
+    rolled = pipeline.cross_validate(
+        workspace, data.symbol, HORIZON, "lightgbm", scheme=scheme, model_settings=SMALL, mirror="off"
+    )
+    assert rolled.fold_table["train"].between(300, 400).all() and rolled.scheme == "walk_forward_rolling"
+    assert (plan_of(data, "walk_forward_rolling", 3).table()["train"] > 400).all()
+    record = files.read_json(workspace.results / data.symbol / rolled.run_id / "run.json")
+    assert record["settings"]["window"] == 400
 
 
 def test_path_metrics_match_hand_computed_losses_per_path(prepared):

@@ -8,7 +8,7 @@ from ml_factory import pipeline
 from ml_factory.data.io import import_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets.store import DatasetStore
-from ml_factory.errors import NotPreparedError, SettingsError
+from ml_factory.errors import LookAheadError, NotPreparedError, SettingsError
 from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec
 from ml_factory.features.custom import feature
@@ -68,6 +68,18 @@ def test_try_feature_computes_custom_feature_on_prepared_bars(place, monkeypatch
     assert values.iloc[1000] == pytest.approx(last[0] / np.mean(last) - 1)
     with pytest.raises(SettingsError, match="not defined here"):
         pipeline.try_feature(place, "MES", "push")
+
+
+def test_try_feature_with_look_ahead_on_user_bars_raises(place, monkeypatch):
+    monkeypatch.setattr(custom, "_FEATURES", {})
+
+    @feature(memory=12)
+    def sleeper(bars):  # made-up bars are at 100 or so: there it looks back only
+        close = pd.Series(bars.close)
+        return close.shift(-1).ffill() / close - 1 if bars.close.mean() > 1000 else close * 0
+
+    with pytest.raises(LookAheadError, match="sleeper"):
+        pipeline.try_feature(place, "MES", "sleeper")
 
 
 def test_prepare_result_phases_list_rows_and_seconds(place):

@@ -94,7 +94,7 @@ def test_plan_of_checkpointed_run_counts_remaining_minutes_only(prepared, data, 
 
 def test_plan_of_folds_counts_minutes_of_unfinished_folds(prepared, data, costs, monkeypatch):
     row = plan(prepared, ["xgboost"], tasks=["folds"], folds=3).table.loc["folds of xgboost"]
-    folds = folds_module.plan_folds(data, data.development_rows(), 3, 1)
+    folds = folds_module.plan_folds(data, data.development_rows(), folds_module.FoldSchemeSpec(folds=3), 1)
     learned = sum(0.85 * len(train) for train, _ in folds.folds)
     whole = len(data.splits["train"])
     assert row["minutes"] == pytest.approx(41 * learned / whole, abs=0.1)

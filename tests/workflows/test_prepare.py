@@ -1,6 +1,9 @@
 """What `prepare` keeps of what a user said, and of what it made before."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -8,15 +11,17 @@ import pytest
 
 from ml_factory import pipeline
 from ml_factory.data.io import import_bars
+from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets.store import DatasetStore
-from ml_factory.errors import BarsError
+from ml_factory.errors import BarsError, WorkspaceError
 from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec
 from ml_factory.features.custom import feature
 from ml_factory.settings import DataSpec
+from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows import build, inspect_data, prove
+from ml_factory.workflows import build, prepare, prove
 from ml_factory.workflows.prepared_dataset import fit_dataset_preprocessing, load_dataset
 from tests.small_data import FEW_COLUMNS, SMALL_DATA
 
@@ -64,20 +69,6 @@ def test_prepare_labels_and_windows_span_sessions_only_with_span(workspace, call
     assert np.isfinite(reported.metrics["log_loss"]).all()
 
 
-def test_frame_alignment_shows_newest_known_frame_per_row(workspace, monkeypatch):
-    reported = []
-    monkeypatch.setattr(inspect_data.data_plots, "plot_frame_alignment", lambda *parts: reported.append(parts))
-    few = FeatureSpec(families=("momentum", "calendar"))
-    pipeline.prepare(workspace, "ODD", (10,), settings=DataSpec(features=few, calendar="cme", tick=0.5))
-    inspect_data.frame_alignment(workspace, "ODD", row=700)
-    base, coarse, visible, row = reported[0]
-    assert base.known_at[row] == pipeline.load_features(workspace, "ODD").index[700].value
-    assert [frame.minutes for frame in coarse] == [15, 30, 60]
-    for frame, seen in zip(coarse, visible, strict=True):
-        newest = max(known for known in frame.known_at if known <= base.known_at[row])
-        assert frame.known_at[seen[row]] == newest
-
-
 # ---- bars that grew ------------------------------------------------------------------------------------------------
 
 BARS = synthetic_bars(days=12, seed=4, start="2024-02-28")  # clocks change in the weekend after 8 March
@@ -91,20 +82,6 @@ def raw(workspace: Workspace, bars: pd.DataFrame) -> None:
 def place(tmp_path, monkeypatch) -> Workspace:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return Workspace(tmp_path / "here")
-
-
-def test_prepare_after_one_changed_price_equals_a_fresh_prepare(place, tmp_path):
-    raw(place, BARS)
-    first = pipeline.prepare(place, "MES", (5,), settings=SMALL_DATA)
-    bars = BARS.copy()
-    bars.iloc[4000, bars.columns.get_loc("high")] += 1.0
-    raw(place, bars)
-    assert pipeline.prepare(place, "MES", (5,), settings=SMALL_DATA).fingerprint != first.fingerprint
-    elsewhere = Workspace(tmp_path / "there")
-    raw(elsewhere, bars)
-    pipeline.prepare(elsewhere, "MES", (5,), settings=SMALL_DATA)
-    stores = [DatasetStore.current(one.processed("MES")) for one in (place, elsewhere)]
-    assert stores[0].files == stores[1].files
 
 
 def test_prepare_added_horizon_reuses_stored_features(place, monkeypatch):
@@ -130,6 +107,24 @@ def test_prepare_with_preprocess_steps_fits_trains_and_predicts_with_steps(place
     columns = ["p_short", "p_neutral", "p_long"]
     np.testing.assert_allclose(new.loc[printed.index, columns], printed[columns], atol=1e-12)
     assert trained.report_path.is_file()
+
+
+@pytest.mark.soak
+def test_prepare_by_two_concurrent_processes_stores_both_horizons(place, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+    raw(place, BARS)
+    code = (
+        "import sys; from ml_factory import pipeline; print(pipeline.prepare(sys.argv[1], 'MES', (int(sys.argv[2]),)))"
+    )
+    started = [
+        subprocess.Popen([sys.executable, "-c", code, place.root, horizon], stdout=subprocess.PIPE)
+        for horizon in ("5", "9")
+    ]
+    for one in started:
+        one.communicate(timeout=120)
+        assert one.returncode == 0
+    store = DatasetStore.current(place.processed("MES"))
+    assert store.horizons == (5, 9) and store.verify() == []
 
 
 def certificates(place: Workspace) -> dict[str, bytes]:
@@ -173,3 +168,23 @@ def test_prepare_that_finds_a_leak_proves_once_and_names_it_once(tmp_path, monke
     spec = FeatureSpec(families=("momentum",), frames=(15,), custom=("peeks",))
     pipeline.prepare(place, "MES", (5,), settings=DataSpec(features=spec))
     assert len([line for line in caplog.messages if "peeks changes in" in line]) == 1, caplog.text
+
+
+def test_prepare_without_disk_space_raises_before_computing(tmp_path, monkeypatch):
+    place = Workspace(tmp_path / "w")
+    import_bars(synthetic_bars(days=5, seed=4).reset_index(), place, "MES")
+    monkeypatch.setattr(files, "free_bytes", lambda folder: 900_000)
+    monkeypatch.setattr(prepare, "build", lambda *_, **__: pytest.fail("computed all the same"))
+    with pytest.raises(
+        WorkspaceError, match=r"[Nn]ot enough space for the features and labels of MES .*0\.9 MB free.*about 1\.\d MB"
+    ):
+        pipeline.prepare(place, "MES", (5,))
+
+
+def test_bytes_needed_estimate_matches_stored_bytes(prepared):
+    store = DatasetStore.current(prepared.processed("DEMO"))
+    taken = sum(file["bytes"] for name, file in store.files.items() if name.endswith(".npy") or "labels" in name)
+    market, settings = MarketSpec.from_dict(store.facts["market"]), prove.stored_data_settings(store)
+    bars = store.rows * 5  # what comes before the first row, over three sessions here, takes nothing
+    needed = prepare.estimate_prepared_bytes(bars, market, settings, len(store.horizons), features=True)
+    assert 0.8 * taken < needed < 1.5 * taken

@@ -59,6 +59,13 @@ def test_evaluate_artifact_counts_prior_on_rows_with_full_window(prepared, data,
     assert abs(wanted - prior_loss(data.splits["train"])) > 1e-4  # counted on all of them it is another number
 
 
+def test_development_rows_end_before_first_test_row(data):
+    rows, first = data.development_rows(), data.labels.index[data.splits["test"][0]]
+    assert (data.labels["label_end"].iloc[rows] < first).all()
+    left = np.setdiff1d(np.arange(len(data.labels)), rows)
+    assert (data.labels["label_end"].iloc[left] >= first).all()
+
+
 def test_training_windows_stay_inside_one_segment(data):
     lookback = 12
     spec = make_run_settings(

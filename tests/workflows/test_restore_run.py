@@ -107,3 +107,15 @@ def test_finished_run_restored_from_wandb_is_not_fitted_again(places, tmp_path, 
         again = cross_validate(places[1])
     assert left_by(again) == left_by(first)
     assert all(done())
+
+
+@pytest.mark.soak
+def test_train_with_fresh_restores_nothing_from_wandb(places, tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch)
+    done = settle(monkeypatch)
+    pipeline.train(places[0], "DEMO", 5, "linear", quick=True)
+    assert all(done())
+    rebuilt = pipeline.train(places[1], "DEMO", 5, "linear", quick=True, fresh=True)
+    assert not rebuilt.reused and rebuilt.found.startswith("Found nothing")
+    assert pipeline.train(places[2], "DEMO", 5, "linear", quick=True).reused
+    assert all(done())

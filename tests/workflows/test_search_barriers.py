@@ -4,10 +4,12 @@ import json
 from contextlib import nullcontext
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from ml_factory import pipeline
+from ml_factory.data.io import import_bars
 from ml_factory.data.resample import resample_bars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.datasets.store import DatasetStore
@@ -40,7 +42,7 @@ def test_search_barriers_result_sets_labels_and_records_seen_rows(prepared):
     found = SearchedLabelSpec.from_json(result.path.read_text())
     assert result.path == prepared.processed("DEMO") / "searched" / "h5-v1.json"
     assert f"{found.seen_rows.count:,} training rows, {found.seen_rows.first} to" in result.summary()
-    assert result.grid["kept"].any() and len(result.grid) == 9 and result.plot().axes
+    assert result.grid["kept"].any() and len(result.grid) == 9
     best = result.grid[result.grid["kept"]].sort_values("value").iloc[-1]
     assert best["k"] == found.labels.k_up == found.labels.k_down != LabelSpec().k_up
 
@@ -77,6 +79,29 @@ def test_search_barriers_again_finds_same_file_and_other_search_adds_one(prepare
     assert search(prepared, replace(SPEC, lean=0.4)).path.name == "h5-v2.json"
     assert count_trials(prepared, "DEMO") == 2
     assert not list(prepared.checkpoints.rglob("*.ckpt")) and not list(prepared.results.rglob("*.json"))
+
+
+def test_search_barriers_ignores_bars_after_seen_rows(prepared, tmp_path):
+    result = search(prepared)
+    bars = bars_of(prepared)
+    cut = int(np.searchsorted(bars.index, pd.Timestamp(result.seen_rows["until"]) - pd.Timedelta("1min"), side="right"))
+    assert 1000 < len(bars) - cut < cut
+    start = int(np.searchsorted(bars.index, pd.Timestamp(result.seen_rows["first"])))
+
+    def found(changed: pd.DataFrame, name: str) -> dict:
+        place = Workspace(tmp_path / name)
+        import_bars(changed.reset_index(), place, "OTHER")
+        pipeline.prepare(place, "OTHER", (5,), settings=replace(SMALL_DATA, calendar="cme", tick=0.25))
+        return json.loads(pipeline.search_barriers(place, "OTHER", 5, SPEC).path.read_text())
+
+    same = json.loads(result.path.read_text())
+    rng = np.random.default_rng(0)
+    later = bars.copy()
+    later.iloc[cut:, :4] *= np.exp(np.cumsum(rng.normal(0, 2e-3, len(bars) - cut)))[:, None]
+    assert found(later, "later") == same
+    sooner = bars.copy()
+    sooner.iloc[start : start + 200, :4] *= 1.01
+    assert found(sooner, "sooner") != same
 
 
 @pytest.mark.parametrize("session_end", ["session", "drop", "span"])

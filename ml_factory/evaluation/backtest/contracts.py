@@ -7,7 +7,7 @@ replaces them. Multipliers are those of the exchanges' contract specifications.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ import pandas as pd
 from ml_factory.argument_checks import DEMOS, check_field_types
 from ml_factory.data.rolls import parse_contract_code
 from ml_factory.data.sessions import resolve_market_spec
-from ml_factory.errors import BarsError, SettingsError, did_you_mean, wrong_field_error
+from ml_factory.errors import BarsError, SettingsError, wrong_field_error
+from ml_factory.models.base import build_model_settings
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import parse_json
 
@@ -94,7 +95,7 @@ def contract_spec(symbol: str, *, tick: float | None = None, file: str | Path | 
             "The tick of this symbol is not known", where=symbol, wanted="a price step",
             next_step=f'give tick=, or a file of contracts (--contracts) with {{"{symbol}": {{"tick": 0.01}}}}',
         )  # fmt: skip
-    return ContractSpec(symbol, **facts)
+    return build_model_settings({"symbol": symbol, **facts}, ContractSpec, where=str(file or symbol))[0]
 
 
 def _facts_by_symbol(symbol: str, given: Mapping) -> dict[str, Any]:
@@ -145,11 +146,6 @@ def _facts_in_file(path: Path, symbol: str) -> dict[str, Any]:
             "This file of contracts lacks the symbol", where=path, got=", ".join(table) or "no symbol", wanted=symbol,
             next_step=f'add {{"{symbol}": {{"commission": 0.85}}}}, or leave the file out',
         )  # fmt: skip
-    known = [field.name for field in fields(ContractSpec) if field.name != "symbol"]
-    for name in given:
-        if name not in known:
-            step = did_you_mean(name, known)
-            raise SettingsError("No such fact of a contract", where=f"{path}, {symbol}", got=name, next_step=step)
     if "calendar" in given:
         resolve_market_spec(symbol, calendar=given["calendar"])
     return given

@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ml_factory.data.quality import GAP_KINDS, find_gaps
-from ml_factory.data.sessions import MINUTE_NS, assign_sessions
-from ml_factory.data.synthetic import synthetic_bars
+from tests.contract.doors import GAP_KINDS, MINUTE_NS, assign_sessions, find_gaps, synthetic_bars
 
 
 def minutes_of(calendar: str, days: int, start: str, missing: float = 0.0) -> np.ndarray:

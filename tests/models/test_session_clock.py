@@ -5,7 +5,7 @@ import pytest
 
 from ml_factory.errors import SettingsError
 from ml_factory.models.registry import build_model, build_model_from_state
-from ml_factory.models.session_clock_offset import PSEUDO_COUNT, SessionClockOffset
+from ml_factory.models.session_clock import SessionClockOffset
 from ml_factory.seeding import seeded_generator
 from tests.interrupting_phase import InterruptingPhase
 
@@ -27,14 +27,13 @@ def sessions(count: int = 40, bars: int = 96, seed: int = 0):
 def test_clock_offset_scores_equal_hand_counted_shares():
     x, y = sessions(count=5)
     offset = SessionClockOffset.fit(x[:, 1], y + 1, column=1, ending=4)
-    prior = np.bincount(y + 1, minlength=3) + 0.5
-    prior = prior / prior.sum()
+    prior, k = np.bincount(y + 1, minlength=3) / len(y), offset.clock.pseudo_count
     last = y.reshape(5, 96)[:, -1]  # a cell of its own, since it is among the last 4
-    wanted = (np.bincount(last + 1, minlength=3) + PSEUDO_COUNT * prior) / (5 + PSEUDO_COUNT)
+    wanted = (np.bincount(last + 1, minlength=3) + k * prior) / (5 + k)
     np.testing.assert_allclose(np.exp(offset.log_class_shares(x[95:96, 1])[0]), wanted, rtol=1e-12)
     # 95 steps between first and last bar, 48 cells: the first holds the steps 0 and 1.
     first = y.reshape(5, 96)[:, :2].ravel()
-    wanted = (np.bincount(first + 1, minlength=3) + PSEUDO_COUNT * prior) / (10 + PSEUDO_COUNT)
+    wanted = (np.bincount(first + 1, minlength=3) + k * prior) / (10 + k)
     np.testing.assert_allclose(np.exp(offset.log_class_shares(x[:2, 1])), [wanted, wanted], rtol=1e-12)
     assert offset.log_class_shares(np.array([np.nan, -1e9, 1e9])).shape == (3, 3)
 

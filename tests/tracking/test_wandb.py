@@ -1,11 +1,14 @@
-"""Restore from a stand-in of W&B's public API; replay read back from the real client's own file; no key in any file
-of a run.
+"""A mirror that never delays the run, and restoring, with a stand-in of W&B; the real client offline.
+
+No key is in any file of a run.
 """
 
 import contextlib
 import importlib.util
 import json
+import os
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -19,7 +22,7 @@ from ml_factory import pipeline
 from ml_factory.__main__ import main
 from ml_factory.checkpoints.lease import LeaseTakenOverError
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.errors import CheckpointError, NotPreparedError, WorkspaceError
+from ml_factory.errors import CheckpointError, NotPreparedError, SettingsError, WorkspaceError
 from ml_factory.notebook_suite import find_suite_notebook, run_suite_notebook
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
@@ -31,14 +34,14 @@ from ml_factory.tracking.wandb_sync import RunSnapshot, WandbSync
 from tests.tracking import wandb_stand_in
 from tests.tracking.metrics_table import read_log
 from tests.tracking.offline_file import READ
-from tests.tracking.wandb_stand_in import KEY, settle, versions
+from tests.tracking.wandb_stand_in import KEY, calls, settle, versions
 
 PASSWORD = "netrc-5b4c3d2e1f00f1e2d3c0f1e2d3c4b5a6978"
 
 
 @pytest.fixture(autouse=True)
 def account(monkeypatch, tmp_path):
-    for name in ("WANDB_MODE", "WANDB_BASE_URL", "ML_FACTORY_WANDB"):
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "ML_FACTORY_WANDB"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -47,7 +50,186 @@ def account(monkeypatch, tmp_path):
 
 @pytest.fixture
 def service(tmp_path, monkeypatch):
-    return lambda answer="pass": wandb_stand_in.install(tmp_path, monkeypatch, answer)
+    """Install the stand-in; return the folder where it keeps things."""
+    return lambda answer="pass", code="pass": wandb_stand_in.install(tmp_path, monkeypatch, answer, code)
+
+
+@pytest.fixture
+def track(tmp_path):
+    return lambda **named: Tracker("run", {"lr": 0.1}, tmp_path / "w", tmp_path / "l", **named)
+
+
+def steps(folder) -> list[int]:
+    return read_log(folder)["step"].tolist()
+
+
+def run_once(tracker) -> float:
+    """Return the seconds that logging and finishing took."""
+    started = time.monotonic()
+    for step in range(1, 6):
+        tracker.log(step, {"loss": 1 / step})
+    tracker.finish({"accuracy": 0.5})
+    return time.monotonic() - started
+
+
+def is_alive(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().split()[2] != "Z"
+
+
+# ---------------------------------------------------------------- the mirror
+
+
+@pytest.mark.parametrize("mode", ["online", "offline"])
+def test_mirror_logs_valid_steps_of_all_attempts_once_in_order(track, service, mode, monkeypatch):
+    first = track(mirror="off")
+    for step in range(1, 8):
+        first.log(step, {"loss": step})
+    first._file.close()  # killed; its checkpoint is of step 4
+    store = service()
+    with track(mirror="auto" if mode == "online" else mode) as second:
+        for step in (5, 6, 7):
+            second.log(step, {"loss": step * 10})
+            second.log(step, {"val": -step})
+            time.sleep(0.3)
+        second.finish({"accuracy": 0.5})
+    assert second._mirror.wait(30)
+    begun, *logged, last = calls(store)
+    assert begun == ["init", "run", mode, "ohlcv-ml-factory", {"lr": 0.1}] and last == ["finish", 0, {"accuracy": 0.5}]
+    wanted = [["log", step, {"loss": step}] for step in range(1, 5)]
+    wanted += [["log", step, {"loss": step * 10, "val": -step}] for step in (5, 6, 7)]
+    assert logged == wanted
+
+
+def test_mirror_finishes_after_run_process_is_killed(tmp_path, service, spawn):
+    store, code = (
+        service(),
+        """
+import sys, time
+from ml_factory.tracking.tracker import Tracker
+tracker = Tracker("run", {}, sys.argv[1] + "/w", sys.argv[1] + "/l")
+tracker.log(1, {"loss": 1.0})
+print("logged", flush=True)
+time.sleep(60)
+""",
+    )
+    path = f"{Path(__file__).parents[2]}{os.pathsep}{tmp_path / 'service'}"
+    process = spawn(code, tmp_path, PYTHONPATH=path)
+    assert process.stdout.readline() == "logged\n"
+    process.kill()
+    deadline = time.monotonic() + 30
+    while not calls(store) or calls(store)[-1][0] != "finish":
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert calls(store)[1:] == [["log", 1, {"loss": 1.0}], ["finish", 1, {}]]
+
+
+@pytest.mark.parametrize(
+    ("code", "output"),
+    [("raise RuntimeError('on fire')", "on fire"), ("os.kill(os.getpid(), 9)", "stopped"),
+     ("import subprocess; record(subprocess.Popen(['sleep', '1000']).pid); time.sleep(1000)", "did not answer")],
+)  # fmt: skip
+def test_broken_client_delays_nothing_and_costs_one_warning(
+    track, service, tmp_path, monkeypatch, caplog, code, output
+):
+    monkeypatch.setattr(wandb_process, "INIT_SECONDS", 2.0)
+    store = service(code=code)
+    tracker = track(mirror="offline")
+    assert run_once(tracker) < 1
+    assert not tracker._mirror.wait(30)
+    assert len(caplog.records) == 1 and output in caplog.text
+    assert not any(is_alive(pid) for [pid] in calls(store))  # what the client had started ended with it
+    assert steps(tmp_path / "w") == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(("status", "warned"), [("", 1), ("W&B did not answer", 1), ("ready", 0), ("uploading", 0)])
+def test_end_of_run_warns_only_of_mirror_that_has_not_connected(tmp_path, spawn, caplog, status, warned):
+    (tmp_path / "status").write_text(status)
+    mirror = wandb_process.WandbMirrorProcess(
+        spawn("import time; time.sleep(600)"), tmp_path / "status", tmp_path / "end", "online"
+    )
+    mirror.end({"status": "finished"}, 0.01)
+    assert len(caplog.records) == warned
+
+
+def test_client_that_fails_during_the_run_costs_one_warning_then(track, service, caplog):
+    service(code="raise RuntimeError('no')")
+    tracker, deadline, step = track(), time.monotonic() + 30, 0
+    while not caplog.records and time.monotonic() < deadline:
+        step += 1
+        tracker.log(step, {"loss": 1.0})
+        time.sleep(0.05)
+    tracker.finish()
+    assert [record.getMessage().endswith("RuntimeError: no") for record in caplog.records] == [True]
+
+
+def test_process_exits_without_waiting_for_hanging_client(tmp_path, service, spawn):
+    service(code="time.sleep(1000)")
+    code = """
+import sys
+from ml_factory.tracking.tracker import Tracker
+with Tracker("run", {}, sys.argv[1] + "/w", sys.argv[1] + "/l") as tracker:
+    tracker.log(1, {"loss": 1.0})
+print(tracker._mirror._process.pid, flush=True)
+"""
+    path = f"{Path(__file__).parents[2]}{os.pathsep}{tmp_path / 'service'}"
+    process = spawn(code, tmp_path, PYTHONPATH=path)
+    child = int(process.stdout.readline())
+    started = time.monotonic()
+    assert process.wait(10) == 0 and time.monotonic() - started < 2
+    os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("how", ["none", "folder"])
+def test_tracker_without_wandb_package_warns_once_for_all_runs(track, monkeypatch, caplog, tmp_path, how):
+    if how == "none":
+        monkeypatch.setitem(sys.modules, "wandb", None)
+    else:  # what W&B leaves in the current folder is not W&B
+        (tmp_path / "cwd" / "wandb").mkdir(parents=True)
+        monkeypatch.setattr(sys, "path", [str(tmp_path / "cwd")])
+    for _ in range(3):
+        tracker = track(mirror="auto")
+        assert run_once(tracker) < 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "W&B is not installed: runs are logged locally only (pip install 'ml_factory[track]')"
+    ]
+    assert steps(tmp_path / "w") == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("mode", "env", "wanted"),
+    [
+        ("auto", {}, "offline"),
+        ("auto", {"WANDB_API_KEY": KEY}, "online"),
+        ("offline", {"WANDB_API_KEY": KEY}, "offline"),
+        ("off", {"WANDB_API_KEY": KEY}, "off"),
+        ("auto", {"ML_FACTORY_WANDB": "off"}, "off"),
+        ("offline", {"ML_FACTORY_WANDB": "auto"}, "offline"),
+        ("auto", {"ML_FACTORY_WANDB": "Offline", "WANDB_API_KEY": KEY}, "offline"),
+        ("off", {"ML_FACTORY_WANDB": "auto"}, "off"),
+        ("auto", {"WANDB_MODE": "disabled"}, "off"),
+        ("auto", {"WANDB_MODE": "offline", "WANDB_API_KEY": KEY}, "offline"),
+        ("auto", {"NETRC": "machine api.wandb.ai login user password x"}, "online"),
+    ],
+)
+def test_mirror_mode_is_most_restrictive_of_argument_and_environment(monkeypatch, tmp_path, mode, env, wanted):
+    for name, value in env.items():
+        if name == "NETRC":
+            (tmp_path / "netrc").write_text(value)
+        else:
+            monkeypatch.setenv(name, value)
+    assert wandb_process.wandb_mirror_mode(mode) == wanted
+
+
+def test_mirror_mode_unknown_value_raises(monkeypatch, track):
+    with pytest.raises(SettingsError, match="'offline'"):
+        track(mirror="offlin")
+    monkeypatch.setenv("ML_FACTORY_WANDB", "of")
+    with pytest.raises(SettingsError, match="ML_FACTORY_WANDB"):
+        track()
+
+
+# ---------------------------------------------------------------- restoring
 
 
 @pytest.mark.soak
@@ -75,14 +257,13 @@ def test_stack_with_models_in_wandb_is_restored_into_empty_workspace(
 
 
 @pytest.mark.soak
-def test_notebook_05_with_wandb_source_restores_base_models_and_stack(
-    prepared, prepared_template, tmp_path, monkeypatch, service
-):
+def test_notebook_05_with_wandb_source_restores_base_models_and_stack(prepared, tmp_path, monkeypatch, service):
     service()
     done = settle(monkeypatch)
+    pipeline.prepare(prepared, "DEMO", (5,))  # as the notebook does
+    shutil.copytree(prepared.root, tmp_path / "empty")
     first = pipeline.stack(prepared, "DEMO", 5, ("linear", "lightgbm"), folds=2, quick=True)
     assert all(done())
-    shutil.copytree(prepared_template, tmp_path / "empty")
     given = {"SYMBOL": "DEMO", "HORIZON": "5", "BASE_MODELS": "linear,lightgbm", "FOLDS": "2", "SOURCE": "wandb"}
     given |= {"QUICK": "True", "WORKSPACE": str(tmp_path / "empty")}
     output = run_suite_notebook(find_suite_notebook("05"), tmp_path / "05.ipynb", given).read_text()
@@ -106,6 +287,19 @@ def test_train_with_source_wandb_uses_artifact_of_wandb_and_raises_without_one(
     shutil.rmtree(store)
     with pytest.raises(NotPreparedError, match="W&B has no such model"):
         pipeline.train(tmp_path / "empty", "DEMO", 5, "linear", quick=True, source="wandb")
+
+
+@pytest.mark.soak
+def test_train_with_fresh_restores_nothing_from_wandb(prepared, prepared_template, tmp_path, monkeypatch, service):
+    service()
+    done = settle(monkeypatch)
+    pipeline.train(prepared, "DEMO", 5, "linear", quick=True)
+    assert all(done())
+    for place, fresh in (("fresh", True), ("restored", False)):
+        shutil.copytree(prepared_template, tmp_path / place)
+        result = pipeline.train(tmp_path / place, "DEMO", 5, "linear", quick=True, fresh=fresh)
+        assert result.reused != fresh and result.found.startswith("Found nothing") == fresh
+    assert all(done())
 
 
 def snapshot_of(manager: CheckpointManager, folder: Path) -> RunSnapshot:
@@ -199,11 +393,44 @@ def test_wandb_checkpoint_versions_keep_newest_and_user_aliased(tmp_path, servic
         assert manager.load_latest_checkpoint("p")["state"] == {"number": 5}
 
 
+def import_stand_in(tmp_path):
+    found = importlib.util.spec_from_file_location("stand_in_for_wandb", tmp_path / "service/wandb.py")
+    found.loader.exec_module(wandb := importlib.util.module_from_spec(found))
+    return wandb
+
+
+@pytest.mark.parametrize("overwritten", ["delete_old_checkpoints", "files"])
+def test_wandb_sync_uploads_intact_copy_of_slot_that_is_overwritten(tmp_path, service, monkeypatch, overwritten):
+    store = service()
+    with CheckpointManager(tmp_path / "c", run="r", background=False) as manager:
+        path = Path(manager.save_checkpoint("p", {"a": 1}, force=True)["path"])
+        whole = path.read_bytes()
+        spec = {"run_id": "r", "local": str(tmp_path), "folder": str(tmp_path / "w"), "mode": "online"}
+        spec |= {"attempt": "0001-1-0.jsonl", "snapshot": vars(snapshot_of(manager, tmp_path)), "settings": {}}
+        sync = WandbSync(import_stand_in(tmp_path), spec | {"init_seconds": 5, "finish_seconds": 7})
+        owner = RunSnapshot if overwritten == "files" else WandbSync
+        step = getattr(owner, overwritten)
+
+        def overwrite(*given):
+            found = step(*given)
+            path.write_bytes(whole[:-9])
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, overwritten, overwrite)
+            sync.upload_checkpoints()
+        if overwritten == "files":
+            assert not versions(store, "checkpoints-r")
+            path.write_bytes(whole)
+            sync.upload_checkpoints()
+    [version] = versions(store, "checkpoints-r")
+    assert (version / "p.ckpt").read_bytes() == whole
+
+
 @pytest.mark.parametrize(("between", "sent"), [(600.0, 1), (0.0, 2)])
 def test_wandb_sync_uploads_new_checkpoints_at_set_interval(tmp_path, service, monkeypatch, between, sent):
     store = service()
-    found = importlib.util.spec_from_file_location("stand_in_for_wandb", tmp_path / "service/wandb.py")
-    found.loader.exec_module(wandb := importlib.util.module_from_spec(found))
+    wandb = import_stand_in(tmp_path)
     for name, seconds in (("FIRST_SECONDS", 0.0), ("CHECKPOINT_SECONDS", between), ("POLL_SECONDS", 0.0)):
         monkeypatch.setattr(wandb_sync, name, seconds)
     (tmp_path / "l").mkdir()
@@ -268,26 +495,65 @@ def test_restore_artifact_with_file_name_that_is_a_path_raises(tmp_path, service
 
 
 @pytest.mark.parametrize("known", [8, 3, 0])
-def test_wandb_sync_after_older_checkpoint_logs_each_missing_step_once(tmp_path, known):
-    """An attempt logged `known` steps to the service; the next one resumes after step 4, with the same values."""
-    first = Tracker("run", {}, tmp_path / "w", tmp_path / "l", mirror="off")
+def test_wandb_sync_after_older_checkpoint_logs_each_missing_step_once(tmp_path, known, monkeypatch):
+    """An attempt logged `known` steps to the service; the next one resumes after step 4, while its log is followed."""
+    monkeypatch.setattr(wandb_sync, "POLL_SECONDS", 0.0)
+    first, second = (Tracker("run", {}, tmp_path / "w", tmp_path / "l", mirror="off") for _ in range(2))
     for step in range(8):
         first.log(step, {"loss": step})
-    first._file.close()
-    second = Tracker("run", {}, tmp_path / "w", tmp_path / "l", mirror="off")
-    for step in range(5, 10):
-        second.log(step, {"loss": step})
-    second.finish()
-    logged = []
+    logged, polls = [], []
+
+    def over() -> bool:
+        polls.append(1)
+        for step in range(5, 10) if len(polls) == 2 else ():
+            second.log(step, {"loss": 10 * step})
+        return len(polls) > 2
+
     run = SimpleNamespace(starting_step=known, log=lambda metrics, step: logged.append((step, metrics["loss"])))
     client = SimpleNamespace(Settings=lambda **named: None, init=lambda **named: run)
     spec = {"run_id": "run", "local": str(tmp_path / "l"), "folder": str(tmp_path / "w"), "mode": "online"}
     spec |= {"settings": {}, "init_seconds": 5, "snapshot": None}
-    WandbSync(client, {**spec, "attempt": second._path.name}).follow_log(lambda: True)
-    assert logged == [(step, step) for step in range(known, 10)]
+    WandbSync(client, {**spec, "attempt": second._path.name}).follow_log(over)
+    for tracker in (first, second):
+        tracker._file.close()
+    assert logged == [(step, step if step < 5 else 10 * step) for step in range(known, 10)]
 
 
 # ---------------------------------------------------------------- the real client
+
+
+def files_that_hold(text: str, folder: Path) -> list[str]:
+    return [str(path) for path in folder.rglob("*") if path.is_file() and text.encode() in path.read_bytes()]
+
+
+def test_tracker_with_real_wandb_offline_logs_steps_and_writes_no_key(tmp_path, monkeypatch, spawn, capfd):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    monkeypatch.setenv("ML_FACTORY_WANDB", "offline")
+    tracker = Tracker("run/1", {"lr": 0.1, "mistake": f"Bearer {KEY}"}, tmp_path / "w", tmp_path / "l")
+    for step in range(1, 6):
+        tracker.log(step, {"loss": 1 / step, "note": KEY})
+        if step == 3:
+            tracker.flush()
+    tracker.finish({"note": f"the key is {KEY}"})
+    assert tracker._mirror.wait(90)
+    lines = spawn(READ, tmp_path / "l").stdout.read().splitlines()
+    assert [json.loads(line) for line in lines] == [[step, 1 / step] for step in range(1, 6)]
+    assert files_that_hold("[redacted]", tmp_path) and not files_that_hold(KEY, tmp_path)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.soak
+def test_tracker_with_real_wandb_and_closed_port_warns_once(tmp_path, monkeypatch, caplog):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr(wandb_process, "INIT_SECONDS", 4.0)
+    tracker = Tracker("run", {}, tmp_path / "w", tmp_path / "l")
+    assert run_once(tracker) < 1
+    assert not tracker._mirror.wait(60)
+    assert len(caplog.records) == 1 and "answer" in caplog.text
+    assert steps(tmp_path / "w") == [1, 2, 3, 4, 5] and not files_that_hold(KEY, tmp_path)
 
 
 def logged_steps(folder, spawn):
@@ -353,3 +619,19 @@ def test_notebook_02_outputs_contain_no_api_key(prepared, tmp_path, monkeypatch,
     found = [path for path in written if any(one.encode() in path.read_bytes() for one in (KEY, PASSWORD))]
     assert len(written) > 30 and found == []
     assert PASSWORD in (secrets / "netrc").read_text()
+
+
+def test_replay_that_takes_too_long_ends_its_process_and_leaves_no_file(track, tmp_path, service, monkeypatch):
+    store = service(code="record(os.getpid()); time.sleep(1000)")
+    with track(mirror="off") as tracker:
+        tracker.log(1, {"loss": 1.0})
+    monkeypatch.setattr(wandb_restore, "INIT_SECONDS", 2.0)
+    monkeypatch.setattr(wandb_restore, "FINISH_SECONDS", 0.0)
+    with pytest.raises(WorkspaceError, match=r"did not take the log.*did not answer"):
+        replay_log_to_wandb(tmp_path / "w")
+    [[pid]] = calls(store)
+    deadline = time.monotonic() + 10
+    while is_alive(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert not list((tmp_path / "w").glob("mirror-replay.*"))

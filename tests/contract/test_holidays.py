@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.data.sessions import assign_sessions, exchange_days, resolve_market_spec
+from tests.contract.doors import assign_sessions, exchange_days, resolve_market_spec
 
 # Chicago time of the last trade; "" where the day is a regular one (16:00; NYMEX until 2015: 16:15).
 # By day, the notice that says so:

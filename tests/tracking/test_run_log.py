@@ -1,0 +1,242 @@
+"""Every step once and in order, over any number of kills and a forgetful cloud."""
+
+import json
+import math
+import shutil
+import signal
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ml_factory.errors import FactoryError, WorkspaceError
+from ml_factory.storage.files import files
+from ml_factory.tracking import run_log, wandb_process
+from ml_factory.tracking.run_log import list_log_attempts, read_log_steps
+from ml_factory.tracking.tracker import Tracker
+from tests.tracking.metrics_table import read_log
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_reported(monkeypatch):
+    monkeypatch.setattr(wandb_process, "_warned", set())
+
+
+@pytest.fixture
+def track(tmp_path):
+    return lambda: Tracker("run", {"lr": 0.1}, tmp_path / "w", tmp_path / "l", mirror="off")
+
+
+def steps(folder) -> list[int]:
+    return read_log(folder)["step"].tolist()
+
+
+def abandon(tracker: Tracker) -> None:
+    """Close the tracker's file as a kill does: the operating system closes it, nothing else happens."""
+    tracker._file.close()
+
+
+def test_tracker_log_holds_steps_metrics_and_summary(track, tmp_path):
+    with track() as tracker:
+        for step in (1, 2, 3):
+            tracker.log(step, {"loss": np.float32(1 / step), "note": "x"})
+            tracker.log(step, {"val": math.inf if step == 1 else math.nan if step == 2 else 1.5})
+            tracker.flush()
+            assert steps(tmp_path / "w") == list(range(1, step + 1))
+        tracker.finish({"accuracy": np.float64(0.5), "auc": math.nan})
+    log = read_log(tmp_path / "w")
+    assert log.columns.tolist() == ["step", "time", "attempt", "loss", "note", "val"]
+    assert log["loss"].tolist() == [1.0, 0.5, float(np.float32(1 / 3))]
+    assert log["val"][0] == math.inf and np.isnan(log["val"][1]) and log["val"][2] == 1.5
+    assert str(log["time"].dt.tz) == "UTC" and (pd.Timestamp.now("UTC") - log["time"]).max() < pd.Timedelta("1min")
+    summary = json.loads((tmp_path / "w/summary.json").read_text())
+    assert summary["summary"] == {"accuracy": 0.5, "auc": None} and summary["status"] == "finished"
+    assert json.loads((tmp_path / "w/run.json").read_text())["settings"] == {"lr": 0.1}
+
+
+def test_tracker_on_exception_ends_log_as_failed_and_reraises(track, tmp_path):
+    with pytest.raises(ZeroDivisionError), track() as tracker:
+        tracker.log(1, {"loss": 1.0})
+        _ = 1 / 0
+    assert json.loads((tmp_path / "w/summary.json").read_text())["status"] == "failed"
+    assert steps(tmp_path / "w") == [1]
+    with pytest.raises(FactoryError, match="finished"):
+        tracker.log(2, {})
+
+
+def test_tracker_resumed_attempt_replaces_steps_after_checkpoint(track, tmp_path):
+    first = track()
+    for step in range(1, 8):
+        first.log(step, {"loss": step})
+        if step == 4:
+            first.flush()
+    abandon(first)
+    assert steps(tmp_path / "w") == [1, 2, 3, 4, 5, 6, 7]
+    second = track()
+    assert second.attempt == 2
+    for step in (5, 6):
+        second.log(step, {"loss": step * 10})
+    second.finish()
+    log = read_log(tmp_path / "w")
+    assert log["step"].tolist() == [1, 2, 3, 4, 5, 6]  # stopped earlier this time: 7 is void
+    assert log["loss"].tolist() == [1, 2, 3, 4, 50, 60] and log["attempt"].tolist() == [1] * 4 + [2] * 2
+
+
+def test_log_of_older_version_without_begin_in_its_name_is_read(track, tmp_path):
+    first = track()
+    for step in (1, 2, 3):
+        first.log(step, {"loss": step})
+    abandon(first)
+    number, _, session = first._path.name.split("-")
+    first._path.rename(first._path.with_name(f"{number}-{session}"))
+    second = track()
+    assert second.attempt == 2
+    second.log(3, {"loss": 30})
+    second.finish()
+    assert read_log(tmp_path / "w")["loss"].tolist() == [1, 2, 30]
+
+
+attempts_of_steps = st.lists(st.lists(st.integers(0, 9), max_size=5).map(sorted), max_size=4)
+
+
+@given(attempts_of_steps)
+def test_merge_attempts_equals_replay_in_order(attempts):
+    """The brute-force twin: play everything in order; a new attempt first forgets all from its first step on."""
+    truth, numbered, value = {}, [], 0
+    for number, its_steps in enumerate(attempts, start=1):
+        if its_steps:
+            for step in list(truth):
+                if step >= its_steps[0]:
+                    del truth[step]
+        lines = []
+        for step in its_steps:
+            value += 1
+            truth.setdefault(step, {})[f"m{value % 3}"] = value
+            lines.append({"step": step, "time": 0.0, "metrics": {f"m{value % 3}": value}})
+        numbered.append((number, lines))
+    rows = run_log.merge_log_attempts(numbered)
+    assert [(row["step"], row["metrics"]) for row in rows] == sorted(truth.items())
+
+
+def test_read_log_skips_torn_last_line_and_raises_on_other_damage(track, tmp_path):
+    tracker = track()
+    for step in (1, 2):
+        tracker.log(step, {"loss": 1.0})
+    tracker.finish()
+    segment = next((tmp_path / "w").glob("0001-*.jsonl"))
+    data = segment.read_bytes()
+    for size in range(len(data)):
+        segment.write_bytes(data[:size])
+        assert steps(tmp_path / "w") == [1, 2][: data[:size].count(b"\n")]
+    segment.write_bytes(b"{\n" + data)
+    with pytest.raises(WorkspaceError, match="line 1"):
+        read_log(tmp_path / "w")
+
+
+def test_tracker_with_unwritable_workspace_warns_and_logs_from_history_later(track, tmp_path, caplog):
+    (tmp_path / "w").write_text("in the way")
+    tracker = track()
+    for step in (1, 2):
+        tracker.log(step, {"loss": 1.0})
+        tracker.flush()
+    assert len(caplog.records) == 2 and "not in its log" in caplog.text
+    (tmp_path / "w").unlink()
+    tracker.log_missing([(1, {"loss": 1.0}), (2, {"loss": 1.0})])
+    tracker.finish()
+    assert steps(tmp_path / "w") == [1, 2]
+
+
+def test_tracker_on_full_local_disk_warns_once_and_continues(track, tmp_path, disk_full_beyond, caplog, monkeypatch):
+    left = iter(range(100))
+    monkeypatch.setattr(files, "free_bytes", lambda path: next(left))  # other programs write too: a message each time
+    tracker = track()
+    tracker.log(1, {"loss": 1.0})
+    with disk_full_beyond(1):
+        tracker.log(2, {"loss": 1.0})
+        tracker.log(3, {"loss": 1.0})
+    assert "No space left" in caplog.text and len(caplog.records) == 1
+    tracker.log(4, {"loss": 1.0})
+    tracker.finish()
+    assert steps(tmp_path / "w") == [1, 4]
+
+
+KILLED = """
+import os, signal, sys
+from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.tracking.tracker import Tracker
+root, life, dies = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+checkpoints = CheckpointManager(root + "/c", background=False)
+found = checkpoints.load_latest_checkpoint("p")
+history = found["state"]["history"] if found else []
+print(len(history), flush=True)
+with Tracker("run", {}, root + "/w", root + "/l", mirror="off") as tracker:
+    tracker.log_missing([(one["step"], one["told"]) for one in history])
+    for step in range(len(history) + 1, 61):
+        history.append({"step": step, "told": {"loss": 1 / step, "life": life}})
+        tracker.log(step, history[-1]["told"])
+        if step == dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if step % 4 == 0:
+            tracker.flush()
+            checkpoints.save_checkpoint("p", {"history": history}, force=True)
+            if step == -dies:
+                os.kill(os.getpid(), signal.SIGKILL)
+"""
+DEATHS = (3, 6, -12, 15, 22, 23, -36, 38, 47, 58)  # a minus: right after the checkpoint of that step
+
+
+@pytest.mark.soak_except("newest attempt")
+@pytest.mark.parametrize("lost", ["nothing", "newest attempt"])
+def test_tracker_over_ten_kills_logs_each_step_once_in_order(tmp_path, spawn, lost):
+    resumed = []
+    for life, dies in enumerate((*DEATHS, 0)):
+        process = spawn(KILLED, tmp_path, life, dies)
+        assert process.wait() == (-signal.SIGKILL if dies else 0)
+        resumed.append(int(process.stdout.readline()))
+        if lost != "nothing":  # the cloud never got it: the history of the checkpoint is logged again
+            (tmp_path / "w" / list_log_attempts(tmp_path / "w")[-1]).unlink()
+    # By hand from DEATHS: the last multiple of 4 before each.
+    assert resumed == [0, 0, 4, 12, 12, 20, 20, 36, 36, 44, 56]
+    if lost != "nothing":
+        tracker = Tracker("run", {}, tmp_path / "w", tmp_path / "l", mirror="off")
+        tracker.log_missing([(step, {"loss": 1 / step}) for step in range(1, 61)])
+        tracker.finish()
+    log = read_log(tmp_path / "w")
+    assert log["step"].tolist() == list(range(1, 61))
+    assert log["loss"].tolist() == [1 / step for step in range(1, 61)]
+    assert log["attempt"].is_monotonic_increasing
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_tracker_of_superseded_session_does_not_mix_into_newer_log(tmp_path, monkeypatch, seen):
+    """Not seen: the cloud showed the second session nothing of the first; both are attempt 1 of their own count."""
+
+    def session(name):
+        monkeypatch.setattr("ml_factory.tracking.tracker.process_id", lambda: name * 8)
+        return Tracker("run", {}, tmp_path / "w", tmp_path / name, mirror="off")
+
+    def log(tracker, steps, scale):
+        for step in steps:
+            tracker.log(step, {"loss": step * scale})
+        tracker.flush()
+
+    old = session("a")
+    log(old, range(1, 6), 1)
+    if not seen:
+        (tmp_path / "w").rename(tmp_path / "unseen")
+    new = session("b")
+    assert new.attempt == (2 if seen else 1)
+    log(new, range(3, 7), 10)
+    if not seen:
+        shutil.copytree(tmp_path / "unseen", tmp_path / "w", dirs_exist_ok=True)
+    log(old, range(6, 9), 1)  # the zombie wakes up
+    new.finish({"who": "new"})
+    old.finish({"who": "old"})
+    log = read_log(tmp_path / "w")
+    assert log["step"].tolist() == [1, 2, 3, 4, 5, 6] and log["loss"].tolist() == [1, 2, 30, 40, 50, 60]
+    assert json.loads((tmp_path / "w/summary.json").read_text())["summary"] == {"who": "new"}
+    older = read_log_steps(tmp_path / "w", through=old._path.name)
+    assert [row["step"] for row in older] == list(range(1, 9 if seen else 6))
+    assert [name[-14:-6] for name in list_log_attempts(tmp_path / "w")] == ["a" * 8, "b" * 8]
