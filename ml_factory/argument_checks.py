@@ -78,14 +78,14 @@ def check_units_per_hour(rate: float | None) -> float | None:
     return rate
 
 
-def check_file_exists(path: Path, wanted: str = "one Parquet or CSV file") -> Path:
+def check_file_exists(path: Path, wanted: str = "one Parquet or CSV file", step: str = "check the path") -> Path:
     """Return the path of an existing file. Raises BarsError with the nearest name in its folder."""
     if files.is_file(path):
         return path
     if files.is_folder(path):
         raise BarsError("Not a file", where=path, wanted=wanted, next_step="name the file itself")
     near = difflib.get_close_matches(path.name, files.names(path.parent), n=1)
-    step = f"did you mean {near[0]!r}?" if near else "check the path"
+    step = f"did you mean {near[0]!r}?" if near else step
     raise BarsError("No such file", where=path, wanted=wanted, next_step=step)
 
 

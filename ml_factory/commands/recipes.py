@@ -1,6 +1,7 @@
 """Trainings of other fields: recipe shards, resnet50, sdce, t5, compress. Their packages are imported when called."""
 
 import os
+import shutil
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +14,8 @@ from ml_factory.commands.options import AT_LEAST_0, AT_LEAST_1, Fresh, Json, Pla
 from ml_factory.errors import SettingsError
 from ml_factory.lazy_module import LazyModule, check_packages_installed
 from ml_factory.process_identity import process_rank, wants_bfloat16
+from ml_factory.storage.files import files
+from ml_factory.storage.mirror import fetch_file
 from ml_factory.storage.workspace import Workspace
 
 shard_writer, spec_file = LazyModule("ml_factory.recipes.shard_writer"), LazyModule("ml_factory.training.spec")
@@ -104,7 +107,7 @@ def resnet50(
         save_model: File of the weights.
         model_bucket: Bucket that gets --save-model and has --load-chkpt-file.
         load_chkpt_file: Weights to begin with: object in the bucket.
-        load_chkpt_dir: Weights to begin with: local file, without --load-chkpt-file.
+        load_chkpt_dir: Weights to begin with: local file; --load-chkpt-file is copied there.
         logdir: Logs and TensorBoard events: folder or gs://; empty: the run's.
     """
     check_packages_installed("torch", "torchvision", "webdataset", "PIL", "tensorboardX")
@@ -151,11 +154,17 @@ def _shards(given: str, variable: str, fake: bool) -> str:
 
 
 def _initial(name: str, path: str, bucket: str) -> str:
-    """Return the address of an object of the bucket, else the local path."""
+    """Return the address of an object of the bucket, or the local path, where such an object is copied to."""
     if name and "://" not in name and not bucket:
         raise SettingsError("Which bucket holds this object?", where="--load_chkpt_file", got=name,
                             next_step="add --model_bucket (BUCKET), or give gs://BUCKET/OBJECT")  # fmt: skip
-    return (name if "://" in name else f"gs://{bucket.removeprefix('gs://').rstrip('/')}/{name}") if name else path
+    address = name if "://" in name else f"gs://{bucket.removeprefix('gs://').rstrip('/')}/{name}"
+    if not (name and path):
+        return address if name else path
+    found, target = fetch_file(address), Path(path).expanduser()
+    target = target / found.name if files.is_folder(target) else target
+    files.replace(target, lambda temporary: shutil.copyfile(found, temporary))
+    return str(target)
 
 
 def _dated_logs() -> str:

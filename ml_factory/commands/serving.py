@@ -45,7 +45,7 @@ def serve(
         as_json: Print the address and the bundles as JSON.
     """
     for path in bundle:
-        check_file_exists(path, "the file of a bundle, as `python -m ml_factory export` writes it")
+        check_file_exists(path, "the file of a bundle", "python -m ml_factory export writes one from the workspace")
     import_own_modules(own_modules)
     guarded = _parse_guard(guard)
     if follow is not None:

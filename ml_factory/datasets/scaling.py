@@ -53,7 +53,8 @@ class LinearScaler:
     @classmethod
     def from_dict(cls, stored: dict) -> "LinearScaler":
         center, scale = (np.asarray(stored[name], np.float64) for name in ("center", "scale"))
-        return cls(center, scale, float(stored["clip"]))
+        fits = center.shape == scale.shape == (len(scale),) and np.isfinite([center, scale]).all() and (scale > 0).all()
+        return cls(center, scale, _checked_clip(stored, fits))
 
 
 class RobustScaler(LinearScaler):
@@ -165,10 +166,19 @@ class QuantileScaler:
 
     @classmethod
     def from_dict(cls, stored: dict) -> "QuantileScaler":
-        return cls(np.asarray(stored["knots"], np.float64), stored["shape"], float(stored["clip"]))
+        knots = np.asarray(stored["knots"], np.float64)
+        fits = knots.ndim == 2 and np.isfinite(knots).all() and (np.diff(knots, axis=1) >= 0).all()
+        return cls(knots, stored["shape"], _checked_clip(stored, fits and stored["shape"] in ("normal", "uniform")))
 
 
 SCALERS = {scaler.kind: scaler for scaler in (RobustScaler, StandardScaler, QuantileScaler)}
+
+
+def _checked_clip(stored: dict, fits: bool) -> float:
+    """Return the clip. Raises ValueError where it, or an array of this scaler (fits), is not as `fit` makes them."""
+    if not (fits and 0 < float(stored["clip"]) < np.inf):
+        raise ValueError("no such scaler")
+    return float(stored["clip"])
 
 
 def _blocks(x_NF: np.ndarray, rows: np.ndarray | None) -> Iterator[np.ndarray]:

@@ -24,6 +24,7 @@ from ml_factory.data.synthetic import SyntheticSpec, synthetic_market
 from ml_factory.data.validation import RawBarSpec
 from ml_factory.errors import BarsError, CheckpointError, SettingsError
 from ml_factory.evaluation.metrics import PROBABILITIES
+from ml_factory.features.build import feature_column_names
 from ml_factory.features.custom import get_custom_feature
 from ml_factory.inference.guard_reference import GuardReference
 from ml_factory.inference.predict import FORMAT as MODEL_FORMAT
@@ -36,7 +37,7 @@ from ml_factory.inference.predict import (
 )
 from ml_factory.lazy_module import missing_package_error
 from ml_factory.models.base import installed_library_versions
-from ml_factory.models.registry import find_model_spec
+from ml_factory.models.registry import find_model_spec, registered_source_hash
 from ml_factory.storage.files import files
 from ml_factory.storage.serialization import deserialize_state, serialize_state
 
@@ -181,7 +182,7 @@ def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-FORMAT = "ml_factory.bundle/7"
+FORMAT = "ml_factory.bundle/8"
 _AGAIN = "export it again from the workspace (python -m ml_factory export), or copy the file again"
 
 
@@ -209,8 +210,9 @@ class Bundle:
         """Read and check the file of `save`.
 
         Raises CheckpointError for a file that is no bundle or damaged, SettingsError for one that does not fit here:
-        features defined otherwise, other facts of the market, an older library; MissingPackageError where the library
-        of its model is not installed; WorkspaceError for a file that is absent or larger than any bundle.
+        features or networks defined otherwise, other columns, other facts of the market, an older library;
+        MissingPackageError where the library of its model is not installed; WorkspaceError for a file that is absent or
+        larger than any bundle.
         """
         path = Path(path)
         data = files.read(path, LARGEST_BUNDLE)
@@ -251,7 +253,19 @@ class Bundle:
         """Check that this bundle can predict here, with these libraries and this library's features; as `load`."""
         if self.engine == "native":
             check_bundle_libraries(self.description, self.where)
-        _ = self.spec, [model.estimator for model in self.fitted.models.values()]
+        for name, source in self.description["networks"].items():
+            if (found := registered_source_hash(name)) != source:
+                raise SettingsError(
+                    f"The network {name} is not the one in this bundle", where=self.where, got=f"source {found}",
+                    wanted=f"source {source}", next_step="register it as it was, before loading",
+                )  # fmt: skip
+        names = feature_column_names(self.spec.market, self.spec.features)
+        for given in (self.description["feature_names"], *(one.feature_names for one in self.trained.values())):
+            if list(given) != names:
+                other = ", ".join(sorted({*names} ^ {*given})[:5]) or "another order"
+                raise SettingsError("The features of this bundle have other columns here", where=self.where, got=other,
+                                    next_step="use the version it was made with")  # fmt: skip
+        _ = [model.estimator for model in self.fitted.models.values()]
         if self.example:
             check_example(self)
 

@@ -125,12 +125,14 @@ class _Trained:
 def _open_trained(settings: CompressionSettings) -> _Trained:
     folder = Path(settings.model).expanduser()
     facts = files.read_json(folder / RESULT) if settings.model and files.is_file(folder / RESULT) else {}
-    if facts.get("recipe") != "t5":
-        raise SettingsError("There is no finished run here", where="--model", wanted="the folder of a run of recipe t5",
-                            got=facts.get("recipe") or settings.model or "none")  # fmt: skip
     with refuse_damaged_content(
         SettingsError, "This result is damaged", where=folder / RESULT, next_step="train again"
     ):
+        if facts.get("recipe") != "t5":
+            raise SettingsError(
+                "There is no finished run here", where="--model", wanted="the folder of a run of recipe t5",
+                got=facts.get("recipe") or settings.model or "none",
+            )  # fmt: skip
         given = facts["settings"]
         trained = T5Settings(**{**given, "training": TrainSpec(**given["training"])})
         known = facts["data"]

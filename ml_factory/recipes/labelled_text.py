@@ -36,7 +36,9 @@ def read_labelled_texts(address: str) -> pd.DataFrame:
     try:
         header, *lines = files.read(path, 1 << 30).decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
-        raise FileError("The file is no UTF-8", where=path, got=error, next_step="iconv -t utf-8 converts it") from None
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise FileError("The file is no UTF-8", where=f"{path}, line {line}", got=str(error)[:200],
+                        next_step="iconv -t utf-8 converts it") from None  # fmt: skip
     names = [name.strip().lower() for name in header.split("\t")]
     if missing := [name for name in COLUMNS if names.count(name.lower()) != 1]:
         raise FileError("The header does not name the columns", where=f"{path}, line 1", got=header[:100],
@@ -93,12 +95,12 @@ def overview(parts: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
 
     seen_in_training : rows of another part whose text, but for case and blanks, is in the training rows as well.
     """
+    seen = {name: {"seen_in_training": int((~unseen_rows(parts, name)).sum())} for name in parts if name != "train"}
     return {
         name: {
             "rows": len(rows), "labels": rows["Label"].value_counts().sort_index().to_dict(),
             "median_characters": float(rows["Text"].str.len().median()),
-            "seen_in_training": int((~unseen_rows(parts, name)).sum()) if name != "train" else len(rows),
-        } for name, rows in parts.items()
+        } | seen.get(name, {}) for name, rows in parts.items()
     }  # fmt: skip
 
 
@@ -116,7 +118,8 @@ def describe(found: Mapping[str, Any]) -> str:
     return "\n".join(
         f"{name}: {one['rows']:,} rows ("
         + ", ".join(f"{label[:24]} {count:,}" for label, count in list(one["labels"].items())[:8])
-        + f"); characters, median {one['median_characters']:.0f}; {one['seen_in_training']:,} seen in training"
+        + f"); characters, median {one['median_characters']:.0f}"
+        + (f"; {one['seen_in_training']:,} seen in training" if name != "train" else "")
         for name, one in found.items()
     )
 

@@ -4,6 +4,7 @@ N rows, T tokens of a row.
 """
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -39,6 +40,7 @@ from ml_factory.training.spec import TrainSpec
 
 yaml = LazyModule("yaml")
 NAME = "sdce"
+IN_MEMORY = 1 << 30  # bytes of rows that are read into memory; more is read from disk batch by batch
 NGRAM_TOKENS = 4_000_000  # training tokens that the n-gram model counts, at most
 DEVICES = {"auto": "auto", "cpu": "cpu", "cuda": "cuda", "tpu": "xla"}
 PRECISIONS = {"auto": "auto", "no": "fp32", "fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
@@ -216,10 +218,7 @@ def run_sdce(
             _surrogate_tokens(settings, base, train, fingerprint, device, say)
             if settings.needs_surrogate else (None, (), {})
         )  # fmt: skip
-        feed, held_feed = (  # gathered on the host: the arrays lie on the disk
-            BatchLoader(device, [*parts, np.ones(len(parts[0]), np.float32)], resident=False)
-            for parts in ([train, *cached], [held_out])
-        )
+        feed, held_feed = _feed(device, [train, *cached]), _feed(device, [held_out])
         loss = SurrogateLoss(
             settings.loss_type, settings.surrogate_loss_weight_initial, settings.surrogate_loss_weight_final,
             threshold=settings.probability_threshold, top_tokens=online,
@@ -265,6 +264,10 @@ def summary(result: dict[str, Any]) -> str:
 
 def _training_spec(given: SdceSettings) -> tuple[TrainSpec, Device]:
     """Return the settings of the loop, with the batch of all devices together, and the device."""
+    count, hosts = os.environ.get("TPU_PROCESS_COUNT", "").strip(), given.tpu_num_hosts
+    if count and hosts > 1 and count != str(hosts):
+        raise SettingsError("Two numbers of hosts", where="tpu_num_hosts", got=hosts,
+                            wanted=f"{count}, as TPU_PROCESS_COUNT has it")  # fmt: skip
     common = {"device": DEVICES[given.device], "precision": given.precision, "threads": given.threads}
     device, accumulate = pick_device(TrainSpec(**common)), given.gradient_accumulation_steps
     spec = TrainSpec(
@@ -291,6 +294,13 @@ def batch_arithmetic(given: SdceSettings, chips: int, *, on_tpu: bool) -> str:
             f"{chips} chips: the number in a v4's name counts cores, of which a chip has two)"
         )
     return line
+
+
+def _feed(device: Device, parts: list[np.ndarray]) -> BatchLoader:
+    """Return the loader of these rows, in memory where they are few, with a weight of 1 for each."""
+    few = sum(part.nbytes for part in parts) <= IN_MEMORY
+    weights = np.ones(len(parts[0]), np.float32)
+    return BatchLoader(device, [*(np.array(part) if few else part for part in parts), weights], None if few else False)
 
 
 def _packed_text(

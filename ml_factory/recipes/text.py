@@ -3,6 +3,7 @@
 N rows, T tokens of a row.
 """
 
+import glob
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -61,21 +62,24 @@ def open_text(name: str, config: str = "", split: str = "train", column: str = "
 
 
 def _file(path: Path, column: str) -> Iterator[Piece]:
-    kind, given = _KINDS[path.suffix.lower()], {"data_files": str(path), "split": "train"}
+    kind = _KINDS[path.suffix.lower()]
     if kind != "text":
-        yield from _rows(path, column, kind, **given)
+        yield from _rows(path, column, kind, data_files=glob.escape(str(path)), split="train")
         return
-    lines = _rows(path, "text", kind, **given, keep_linebreaks=True, encoding_errors="replace")
-    yield from ((line, False) for line, _ in lines)
+    with open(path, encoding="utf-8", errors="replace") as file:
+        yield from ((line, False) for line in file)
     yield "", True
 
 
 def _rows(where: object, column: str, *given: object, **more: object) -> Iterator[Piece]:
     """Yield the rows of a data set as `datasets.load_dataset` streams them: none is ever downloaded whole."""
+    row = None
     try:
         for row in datasets.load_dataset(*given, **more, streaming=True):
             yield str(row[column] or ""), True
-    except (OSError, ValueError, LookupError, RuntimeError) as error:
+        if row is None:
+            raise LookupError("no rows")
+    except (OSError, ValueError, LookupError, RuntimeError, StopIteration) as error:  # the last: an empty .jsonl
         raise SettingsError(
             "The data set cannot be read", where=where, got=" ".join(repr(error).split())[:200],
             wanted=f"the column {column}; of the Hugging Face hub a data set with this split",
@@ -105,20 +109,23 @@ def pack_tokens(
 
 
 def _write_rows(path: Path, source: TextSource, tokenizer: Tokenizer, length: int, most: int) -> None:
-    count, parts = 0, list[np.ndarray]()
-    with progress_phase("tokenizing", None, of="tokens") as moved:
+    count = 0
+    with open(path, "wb") as file, progress_phase("tokenizing", None, of="tokens") as moved:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<i4", "fortran_order": False, "shape": (0, length)})
+        begin = file.tell()
         for tokens in _tokens_of(source, tokenizer):
-            parts.append(tokens)
+            file.write(tokens.astype("<i4").tobytes())
             count += len(tokens)
             moved(len(tokens))
             if most and count >= most:
                 break
-    rows = min(count, most or count) // length
+        rows = min(count, most or count) // length
+        file.truncate(begin + 4 * rows * length)
+        file.seek(0)  # the length of a header does not depend on the number of rows
+        np.lib.format.write_array_header_1_0(file, {"descr": "<i4", "fortran_order": False, "shape": (rows, length)})
     if not rows:
         raise SettingsError("The text is shorter than one sequence", got=f"{count} tokens",
             wanted=f"at least {length}", next_step="more text, or a smaller max_seq_length")  # fmt: skip
-    with open(path, "wb") as file:
-        np.save(file, np.concatenate(parts)[: rows * length].reshape(rows, length))
 
 
 def _tokens_of(source: TextSource, tokenizer: Tokenizer) -> Iterator[np.ndarray]:

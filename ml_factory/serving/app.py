@@ -2,6 +2,7 @@
 
 import errno
 import hmac
+import ipaddress
 import json
 import logging
 import os
@@ -44,9 +45,11 @@ from ml_factory.serving.schemas import (
     FEED_NAME,
     FeedBars,
     FeedReply,
+    OutcomeAnswer,
     OutcomeRequest,
     PredictAnswer,
     PredictRequest,
+    Problem,
 )
 from ml_factory.storage.files import files
 from ml_factory.storage.locks import acquire_lock_file, release_lock_file
@@ -109,8 +112,9 @@ def schema_error(faults: Sequence[Mapping]) -> tuple[FactoryError, int]:
 MOST_BYTES = 8 * 2**20  # of a body
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _log = logging.getLogger("ml_factory")
+_BODY = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"description": reason, "content": {"application/problem+json": {}}}
+    status: {"model": Problem, "description": reason, "content": _BODY}
     for status, reason in {
         400: "The body is no JSON", 401: "The API key is missing or wrong", 409: "A stored state cannot be used",
         413: "The request is too large", 422: "The request cannot be answered", 503: "The service cannot answer now",
@@ -242,7 +246,7 @@ def _add_routes(app: APIRouter, markets: dict[str, _Market], metrics: _Metrics) 
         count(market, reply["answers"][reply["repeated_answers"] :])
         return JsonResponse(reply)
 
-    @app.post("/feeds/{name}/outcomes")
+    @app.post("/feeds/{name}/outcomes", response_model=OutcomeAnswer)
     def outcome(name: FeedName, request: OutcomeRequest) -> JsonResponse:
         """Give the guard what happened after an answer of a feed."""
         market = _find(markets, request.symbol)
@@ -361,7 +365,9 @@ def open_state_folder(state: Path | None) -> Iterator[Path]:
 
 def is_loopback(host: str) -> bool:
     """Return whether this is a name or an address that only this machine reaches."""
-    return host in ("localhost", "::1", "[::1]") or re.fullmatch(r"127(\.\d+){3}", host) is not None
+    with suppress(ValueError):
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    return host == "localhost"
 
 
 def parse_api_key(text: str) -> str:

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -45,9 +45,8 @@ class ServedBundle:
         Raises as `Bundle.load`.
         """
         served = cls(Bundle.load(path), guard)
-        bars = example_bars(served.bundle)
-        with suppress(BarsError):  # a bundle without an example, or one that the guard refuses
-            served.predict(bars.reset_index(), 1, None)
+        if served.bundle.example:  # with the usual guard, which refuses no bars: this one may refuse synthetic ones
+            cls(served.bundle).predict(example_bars(served.bundle).reset_index(), 1, None)
         return served
 
     @cached_property
@@ -63,7 +62,8 @@ class ServedBundle:
         return {"symbol": self.symbol, "run_id": self.run_id, "bundle": self.id}
 
     def predict(self, bars: Bars, last: int, now: pd.Timestamp | None) -> dict[str, Any]:
-        """Return the answers for the newest `last` rows of these raw bars. Raises BarsError, SettingsError.
+        """Return the answers for the newest `last` rows of these raw bars. Raises SettingsError, and BarsError also
+        where the guard refuses the newest row.
 
         bars : of a request
         now : the clock, to which the newest bar is compared; None: history
@@ -82,7 +82,7 @@ class ServedBundle:
                 wanted=f"{stream.lacking_bars or 1:,} more of {spec.features.base_minutes} minutes, or a whole window "
                 "in one session", next_step="give as many before the first wanted row as the features need",
             )  # fmt: skip
-        if "refuse" in set(frame["guard"]):
+        if frame["guard"].iloc[-1] == "refuse":
             raise BarsError("The guard refuses these bars", where="bars", got=frame["reason"].iloc[-1],
                             next_step="correct the feed")  # fmt: skip
         return self.names | {"answers": to_answers(frame)}

@@ -4,20 +4,21 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from ml_factory.data.bar_files import read_bars_table
-from ml_factory.errors import FactoryError, SettingsError, WorkspaceError
+from ml_factory.errors import BarsError, FactoryError, SettingsError, WorkspaceError
 from ml_factory.inference.bundle import check_bars_on_tick
 from ml_factory.serving.feed import Feed, ServedBundle, check_symbol_column, kept_bars
 from ml_factory.storage.workspace import parse_raw_bars_name
 
 TORN_SECONDS = 10.0  # a file that cannot be read for so long is not being written, it is damaged
 BARS_AT_ONCE = 100  # that are answered before the state is written: their answers may come twice after a kill
-TAIL = 4 * 2**20  # bytes of a CSV that are read, its last ones: some 70,000 bars
+TAIL = 4 * 2**20  # bytes of a CSV that are read, its last ones: some 70,000 bars; more where they begin too late
 
 
 class FollowedFile:
@@ -36,6 +37,10 @@ class FollowedFile:
             raise SettingsError("These are bars of another symbol", where=path, got=named[0], wanted=served.symbol,
                                 next_step=f"follow the bars of {served.symbol}, or serve a bundle of {named[0]}",
                                 )  # fmt: skip
+        with suppress(FileNotFoundError), open(path, "rb") as file:
+            if file.read(2) in (b"\xff\xfe", b"\xfe\xff"):
+                raise BarsError("A file in UTF-16 cannot be followed", where=path, got="UTF-16", wanted="UTF-8",
+                                next_step="give it in UTF-8")  # fmt: skip
         self._feed = Feed(state / served.symbol / "follow", served)
         self._seen: tuple[int, ...] | None = None
         self._torn_since: float | None = None
@@ -72,25 +77,37 @@ class FollowedFile:
         self._seen = found
 
     def _read(self, before: tuple[int, ...]) -> pd.DataFrame | None:
-        """Return the bars in the file, of a CSV those of its last whole lines; None where there is none, or where the
-        file was written over while it was read.
+        """Return the bars in the file, of a CSV those of its last whole lines, from the position on or before; None
+        where there is none, or where the file was written over while it was read.
         """
         if self._path.suffix.lower() in (".parquet", ".pq", ".gz"):
             table, after = read_bars_table(self._path), _identity(self._path)
             return None if after[:2] == before[:2] and after != before else table  # replaced: the older or the newer
-        with open(self._path, "rb") as file:
-            header = file.readline()
-            start = max(os.fstat(file.fileno()).st_size - TAIL, len(header))
-            file.seek(start)
-            text = file.read()
-        begin = text.find(b"\n") + 1 if start > len(header) else 0
-        whole = text[begin : text.rfind(b"\n") + 1]
-        if not whole:  # a header alone
-            return None
-        with tempfile.TemporaryDirectory() as folder:  # the file itself may have half a line more by now
-            copy = Path(folder, "bars.csv")
-            copy.write_bytes(header + whole)
-            return read_bars_table(self._path, copy=copy)
+        tail = TAIL
+        while True:
+            with open(self._path, "rb") as file:
+                header = file.readline()
+                start = max(os.fstat(file.fileno()).st_size - tail, len(header))
+                file.seek(start)
+                text = file.read()
+            begin = text.find(b"\n") + 1 if start > len(header) else 0
+            whole = text[begin : text.rfind(b"\n") + 1]
+            if not whole:  # a header alone
+                return None
+            with tempfile.TemporaryDirectory() as folder:  # the file itself may have half a line more by now
+                copy = Path(folder, "bars.csv")
+                copy.write_bytes(header + whole)
+                table = read_bars_table(self._path, copy=copy)
+            if start == len(header) or not self._begins_late(table):
+                return table
+            tail *= 2
+
+    def _begins_late(self, table: pd.DataFrame) -> bool:
+        """Return whether bars may be absent before the first of the table; False where that one is refused."""
+        try:
+            return self.position is not None and self._feed.check(table.head(1)).index[0] > self.position
+        except FactoryError:
+            return False
 
     def _answers(self, table: pd.DataFrame) -> Iterator[dict[str, Any]]:
         """Yield the answers of the rows that are later than those before, part by part."""

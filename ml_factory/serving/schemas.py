@@ -94,3 +94,24 @@ class OutcomeRequest(Strict):
     symbol: Symbol | None = None
     known_at: Annotated[AwareDatetime, Field(ge=FIRST_MOMENT, le=LAST_MOMENT)]
     label: Literal[-1, 0, 1]
+
+
+class OutcomeAnswer(BaseModel):
+    """remembered : whether the guard held the answer of that moment; reason : why not."""
+
+    remembered: bool
+    reason: str
+    run_id: str
+    bundle: str
+
+
+class Problem(BaseModel):
+    """Body of every error."""
+
+    status: int
+    what: str
+    where: str | None
+    got: str | None
+    wanted: str | None
+    next_step: str | None
+    message: str

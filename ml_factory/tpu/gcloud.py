@@ -97,12 +97,18 @@ class Gcloud:
 
         Raises GcloudError for another failure.
         """
+        text = ""
         try:
-            return parse_json(self.call(*words, "--format=json") or "{}")
+            text = self.call(*words, "--format=json") or "{}"
+            if isinstance(value := parse_json(text), dict):
+                return value
         except GcloudError as error:
             if error.kind == "missing":
                 return None
             raise
+        except (ValueError, RecursionError):
+            pass
+        raise GcloudError(words, f"the answer is no JSON object: {text[:100]!r}", "other")
 
     def call_workers(self, *words: str) -> str:
         """Run a command over ssh, again after a lost connection. Raises GcloudError."""

@@ -190,7 +190,8 @@ class Slice:
                 self._pause()
             elif state.phase == "PREEMPTED" or (state.phase == "REQUEST_FAILED" and again):
                 if self.requests >= int(self.settings["REQUESTS"]):
-                    return SliceState("PREEMPTED", f"{self.requests} requests were used, as REQUESTS has it")
+                    used = SliceState("PREEMPTED", f"{self.requests} requests were used, as REQUESTS has it")
+                    return used if state.phase == "PREEMPTED" else state
                 again = again and state.phase == "PREEMPTED"
                 self._delete_request()
             else:

@@ -19,7 +19,7 @@ from ml_factory.inference.predict import FittedModels, PredictionSpec, TrainedMo
 from ml_factory.lazy_module import LazyModule
 from ml_factory.leakage.certificate import certificate_path, read_certificate
 from ml_factory.models.base import installed_library_versions
-from ml_factory.models.registry import find_model_spec
+from ml_factory.models.registry import find_model_spec, registered_source_hash
 from ml_factory.result import Result
 from ml_factory.settings import DATA_PACKAGES
 from ml_factory.storage.artifact_registry import Artifact
@@ -221,6 +221,7 @@ def _describe(workspace: Workspace, data: PreparedDataset, artifact: Artifact, f
         "feature_names": list(data.features.columns),
         "lookback": fitted.lookback, "warmup_bars": spec.features.warmup_bars + fitted.lookback,
         "custom": custom_feature_modules(spec),
+        "networks": {name: source for name in fitted.models if (source := registered_source_hash(name))},
         "raw": {name: store.facts["raw"][name] for name in ("hash", "rows", "bars")}
         | {name: report[name] for name in ("first", "last")},
         "off_tick": off_tick / max(report["rows"], 1),

@@ -335,15 +335,18 @@ def test_contract_spec_of_share_coin_and_file_of_user(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [('{"CL": {"multiplyer": 5}}', "did you mean"), ('{"CL": {"tick": -1}}', "above 0"), ('["CL"]', "by symbol"),
+    [('{"CL": {"symbol": "ES"}}', "got ES"),
+     ('{"CL": {"multiplyer": 5}}', "did you mean"),
+     ('{"CL": {"tick": -1}}', "above 0"), ('["CL"]', "by symbol"),
      ('{"CL": {"tick": "1"}}', "another kind"), ('{"CL": {"margin": -1}}', "0 or more"),
      ('{"CL": {"commission": [', "cannot be read"), ('{"CL": {"calendar": "cmee"}}', "did you mean")],
 )  # fmt: skip
 def test_contract_file_with_wrong_fact_is_refused(text, message, tmp_path):
     file = tmp_path / "contracts.json"
     file.write_text(text)
-    with pytest.raises(SettingsError, match=message):
+    with pytest.raises(SettingsError, match=message) as caught:
         contract_spec("CL", file=file)
+    assert f"{file}, CL" in str(caught.value) or f"[{file}]" in str(caught.value)
 
 
 def test_contract_spec_of_unknown_market_or_tick_names_next_step():

@@ -85,7 +85,9 @@ QUANTILE = {"kind": "quantile", "shape": "normal", "clip": 5.2, "knots": [[0.0, 
 @pytest.mark.parametrize(
     "stored",
     [{}, None, {"kind": "magic"}, {"kind": "pca"}, {"kind": "preprocessor", "steps": [1]}, ROBUST | {"scale": ["a"]},
-     ROBUST | {"clip": None}],
+     ROBUST | {"clip": None}, ROBUST | {"scale": [1.0, 0.0]}, ROBUST | {"scale": [1.0]}, ROBUST | {"clip": 0.0},
+     ROBUST | {"center": [0.0, float("nan")]}, QUANTILE | {"knots": [[0.0, 2.0, 1.0]]},
+     QUANTILE | {"knots": [0.0, 1.0]}, QUANTILE | {"shape": "round"}],
 )  # fmt: skip
 def test_from_dict_damaged_steps_raise_error(stored):
     assert preprocessing_from_dict(ROBUST).to_dict() == ROBUST and preprocessing_from_dict(QUANTILE).kind == "quantile"

@@ -17,10 +17,11 @@ from ml_factory.errors import BarsError, CheckpointError, FactoryError, MissingP
 from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec
 from ml_factory.inference import bundle as bundle_file_module
+from ml_factory.models import registry, sequence
 from ml_factory.settings import DataSpec
 from ml_factory.storage.serialization import deserialize_state, serialize_state
 from ml_factory.workflows import export
-from tests.inference.conftest import SETTINGS, H
+from tests.inference.conftest import NETWORK, SETTINGS, H
 
 MODELS = [*SETTINGS, "stack"]
 
@@ -85,6 +86,21 @@ def test_bundle_with_custom_feature_is_refused_where_it_is_absent_or_another(pre
         Bundle.load(path)
 
 
+def test_bundle_with_own_network_that_was_changed_since_is_refused(prepared, tmp_path, monkeypatch):
+    class Mine(sequence.GRU):
+        pass
+
+    monkeypatch.setattr(registry, "_SPECS", dict(registry._SPECS))
+    registry.register_model("mine", Mine, family="sequence", check=False)
+    pipeline.train(prepared, "DEMO", H, "mine", mirror="off", model_settings={**NETWORK, "epochs": 1})
+    path = pipeline.export(prepared, "DEMO", H, "mine", formats=("bundle",), out=tmp_path).paths["bundle"]
+    assert Bundle.load(path).description["networks"] == {"mine": registry.registered_source_hash("mine")}
+    other = type("Mine", (Mine,), {"own": 1})
+    registry.register_model("mine", other, family="sequence", check=False)
+    with pytest.raises(SettingsError, match=r"network mine is not the one in this bundle.*source .*wanted source"):
+        Bundle.load(path)
+
+
 # ---- what does not fit is named --------------------------------------------------------------------------------------
 
 
@@ -108,6 +124,19 @@ def test_bundle_that_predicts_its_example_otherwise_is_refused(bundle_file, tmp_
         replace(whole, example={**whole.example, **changed}).save(tmp_path / "b")
         with pytest.raises(SettingsError, match=r"predicts its example otherwise here.*wanted those of ml_factory 0"):
             Bundle.load(tmp_path / "b")
+
+
+def test_bundle_load_with_other_feature_columns_raises(bundle_file, tmp_path):
+    whole = replace(Bundle.load(bundle_file("linear")), example={})
+    names = list(whole.description["feature_names"])
+    path = changed(whole.save(tmp_path / "a"), tmp_path / "b", feature_names=[*names[:-1], "invented"])
+    with pytest.raises(SettingsError, match=r"other columns here.*invented"):
+        Bundle.load(path)
+    ((name, data),) = whole.models.items()
+    state = deserialize_state(data) | {"feature_names": [names[1], names[0], *names[2:]]}
+    replace(whole, models={name: serialize_state(state)}).save(path)
+    with pytest.raises(SettingsError, match=r"other columns here.*another order"):
+        Bundle.load(path)
 
 
 def test_bundle_load_with_older_or_absent_library_raises(bundle_file, monkeypatch):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ml_factory.errors import FactoryError
+from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.recipes import run as recipe_run
 from ml_factory.recipes.compress import CompressionSettings, run_compress
 from ml_factory.storage.workspace import Workspace
@@ -39,3 +39,10 @@ def test_t5_table_has_size_latency_quality_and_resumes(tmp_path, monkeypatch):
     variant.write_text(json.dumps(json.loads(variant.read_text()) | {"quality": 0.1}))
     with pytest.raises(FactoryError, match="predicts otherwise than was reported"):
         run_compress(Workspace(tmp_path), replace(settings, methods="int8_dynamic"), on_status=str)
+
+
+@pytest.mark.parametrize("content", ["[1]", '{"recipe": "t5"}'])
+def test_result_of_another_form_is_refused_as_damaged(content, tmp_path):
+    (tmp_path / "result.json").write_text(content)
+    with pytest.raises(SettingsError, match=r"This result is damaged.*result\.json"):
+        run_compress(Workspace(tmp_path), CompressionSettings(model=str(tmp_path)), on_status=str)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from ml_factory import cli
+from ml_factory.commands import recipes as commands
 from ml_factory.errors import SettingsError
 from ml_factory.recipes import resnet50, sdce_run
 from ml_factory.tpu.settings import VARIABLES, read_settings
@@ -147,17 +148,42 @@ def test_guides_script_of_slices_is_the_verb_tpu(clean, tmp_path):
     assert done.returncode == 2 and "no PROJECT_ID, TPU_NAME, ZONE, ACCELERATOR_TYPE, BUCKET" in done.stderr
 
 
-def test_guides_command_of_resnet_takes_flags_and_the_same_from_the_environment(clean):
+@pytest.fixture
+def resnets(clean):
+    """The settings of each training that a command reaches."""
     seen = []
     clean.setattr(resnet50, "train_resnet50", lambda place, settings, **more: seen.append(settings) or {
         "accuracy": 0, "test_samples": 0, "best_epoch": 1, "history": [{"accuracy": 0.0}]})  # fmt: skip
+    return seen
+
+
+def test_guides_checkpoint_to_load_is_of_the_bucket_and_put_in_the_local_place(resnets, clean, call, tmp_path):
+    def initial(**exports) -> str:
+        for name in ("BUCKET", "LOAD_CHKPT_FILE", "LOAD_CHKPT_DIR"):
+            clean.setenv(name, exports.get(name, ""))
+        assert call("recipe", "resnet50", "--fake-data")[0] == 0
+        return resnets[-1].initial
+
+    assert initial() == "" and initial(LOAD_CHKPT_DIR="/tmp/m.pt") == "/tmp/m.pt"
+    assert initial(BUCKET="tpu-demo", LOAD_CHKPT_FILE="a/m.pt") == "gs://tpu-demo/a/m.pt"
+    (tmp_path / "fetched.pt").write_bytes(b"weights")
+    clean.setattr(commands, "fetch_file", {"gs://tpu-demo/m.pt": tmp_path / "fetched.pt"}.__getitem__)
+    for place, target in ((tmp_path / "m.pt",) * 2, (tmp_path / "m.pt",) * 2, (tmp_path, tmp_path / "fetched.pt")):
+        found = initial(BUCKET="tpu-demo", LOAD_CHKPT_FILE="m.pt", LOAD_CHKPT_DIR=str(place))
+        assert found == str(target) and target.read_bytes() == b"weights"
+    clean.setenv("BUCKET", "")
+    code, _, err = call("recipe", "resnet50", "--fake-data")
+    assert code == 2 and "Which bucket holds this object?" in err
+
+
+def test_guides_command_of_resnet_takes_flags_and_the_same_from_the_environment(resnets, clean):
     for name, value in EXPORTS.items():
         clean.setenv(name, os.path.expandvars(value))
     words = [os.path.expandvars(word) for word in shlex.split(RESNET)][1:]
     clean.setenv("XLA_USEBF16", "1")
     for given in (words, ["--log_steps=10"]):
         cli.run(["recipe", "resnet50", *given])
-    flags, environment = seen
+    flags, environment = resnets
     assert flags == environment and flags.training.precision == "bf16"
     assert flags.train == "pipe:gsutil cat gs://tpu-demo/train/cifar-train-{000000..000639}.tar"
     assert (flags.training.epochs, flags.training.batch, flags.training.eval_batch) == (5, 128, 64)

@@ -5,6 +5,7 @@ import pytest
 from ml_factory.errors import FactoryError
 from ml_factory.recipes.labelled_text import (
     check_parts,
+    describe,
     made_up_texts,
     overview,
     read_labelled_texts,
@@ -35,7 +36,7 @@ def test_read_labelled_texts_takes_columns_by_name_and_keeps_quotes(tmp_path):
         ("Id\tText\tLabel\n1\ta\tb\n2\tc", "line 3", "wanted 3 fields"),
         ("Id\tText\tLabel\n\n1\ta\t ", "line 3", "no empty Id, Text or Label"),
         ("Id\tText\tLabel\n1\ta\tb\n1\tc\td", "line 3", "each Id once"),
-        (b"Id\tText\tLabel\n1\ta\xff\tb", "position 17", "no UTF-8"),
+        (b"Id\tText\tLabel\n1\ta\xff\tb", "line 2", "no UTF-8"),
     ],
 )
 def test_wrong_line_is_refused_with_its_number(content, line, message, tmp_path):
@@ -67,6 +68,8 @@ def test_overview_counts_labels_lengths_and_texts_seen_in_training():
     found = overview(parts)
     assert found["train"]["labels"] == {"harbour": 4, "kitchen": 4}
     assert found["test"]["seen_in_training"] == 1 and unseen_rows(parts, "test").tolist() == [False, True]
+    assert ["seen in training" in line for line in describe(found).splitlines()] == [False, True, True]
+    assert "seen_in_training" not in found["train"]
     assert found["train"]["median_characters"] == rows["Text"].str.len().median()
     with pytest.raises(FactoryError, match="A label that no training row has"):
         check_parts(parts | {"test": test.assign(Label=["harbour", "cellar"])})

@@ -73,6 +73,34 @@ def test_pack_tokens_with_damaged_rows_is_refused_and_never_shorter(size, tmp_pa
         pack_tokens(SOURCE, BYTES, 32, tmp_path)
 
 
+def test_pack_tokens_writes_rows_while_it_reads(tmp_path):
+    seen = []
+
+    def pieces():
+        for _ in range(50):
+            seen.append(sum(path.stat().st_size for path in tmp_path.iterdir()))
+            yield from pieces_of_texts()
+
+    rows = pack_tokens(TextSource("texts", pieces), BYTES, 32, tmp_path)
+    assert np.array_equal(rows.ravel(), np.tile(flat(), 50)[: rows.size]) and seen[-1] > rows.nbytes / 2
+
+
+@pytest.mark.parametrize("kind", ["txt", "jsonl", "parquet"])
+def test_open_text_reads_the_named_file_alone_and_refuses_one_without_rows(kind, tmp_path):
+    for name, text in (("a[1]*", "its own"), ("a1x", "another's")):
+        path = tmp_path / f"{name}.{kind}"
+        if kind == "parquet":
+            pq.write_table(pa.table({"text": [text]}), path)
+        else:
+            path.write_text(text if kind == "txt" else json.dumps({"text": text}) + "\n")
+    found = list(open_text(str(tmp_path / f"a[1]*.{kind}")).pieces())
+    assert [text for text, _ in found if text] == ["its own"]
+    if kind == "jsonl":
+        path.write_text("")
+        with pytest.raises(SettingsError, match=r"cannot be read.*a1x"):
+            list(open_text(str(path)).pieces())
+
+
 def test_open_text_reads_parquet_and_lines_alike(tmp_path):
     pq.write_table(pa.table({"text": TEXTS, "other": range(200)}), tmp_path / "a.parquet")
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": one}) + "\n" for one in TEXTS))
@@ -105,5 +133,8 @@ def test_open_text_of_unknown_name_is_a_stream_of_the_hub(monkeypatch, tmp_path)
     monkeypatch.setattr(text_module, "datasets", type("M", (), {"load_dataset": load}))
     assert list(open_text("wikitext", "wikitext-2-raw-v1").pieces()) == list(pieces_of_texts())
     assert asked == [("wikitext", "wikitext-2-raw-v1", "train", True)]
+    monkeypatch.setattr(text_module, "datasets", type("M", (), {"load_dataset": lambda *given, **more: []}))
+    with pytest.raises(SettingsError, match=r"cannot be read.*no rows"):
+        list(open_text("wikitext").pieces())
     with pytest.raises(SettingsError, match="no such text"):
         open_text(str(tmp_path / "none.txt"))

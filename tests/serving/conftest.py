@@ -124,7 +124,7 @@ def client(server) -> Iterator[httpx.Client]:
         yield one
 
 
-def app_client(path: Path, folder: Path, key: str = "", **guard: str) -> TestClient:
+def app_client(path: Path, folder: Path, key: str = "", **guard: str | int) -> TestClient:
     """A client of the application with this bundle, in this process."""
     served = ServedBundle.load(path, GuardSettings(**guard))
     return TestClient(build_app([served], folder, key), raise_server_exceptions=False)

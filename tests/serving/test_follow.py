@@ -192,6 +192,23 @@ def test_followed_csv_that_grows_while_it_is_read_is_read_from_its_last_lines_on
     check_answers(answers, expected(served.bundle, bars.head(8950), 8900))
 
 
+def test_followed_csv_that_grows_by_more_than_its_tail_answers_every_bar(made, served, opened, tmp_path, monkeypatch):
+    bars, path = made.bars["DEMO"].head(9000), tmp_path / "bars.csv"
+    write(bars.head(8900), path)
+    followed = opened(path)
+    assert list(followed.poll()) == []
+    monkeypatch.setattr(follow, "TAIL", 1_500)  # 25 bars
+    append(bars.iloc[8900:], path)
+    check_answers(list(followed.poll()), expected(served.bundle, bars, 8900))
+
+
+def test_followed_csv_in_utf_16_is_refused_at_the_start(made, opened, tmp_path):
+    made.bars["DEMO"].head(100).to_csv(tmp_path / "bars.csv", index=False, encoding="utf-16")
+    with pytest.raises(BarsError, match=r"UTF-16 cannot be followed.*give it in UTF-8") as caught:
+        opened(tmp_path / "bars.csv")
+    assert "\n" not in str(caught.value)
+
+
 def test_serve_follow_killed_and_started_again_prints_every_answer_and_ends_quietly(made, tmp_path):
     bars, path = made.bars["DEMO"], tmp_path / "bars.csv"
     write(bars.head(8900), path)

@@ -5,14 +5,19 @@ import re
 import signal
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from threading import Lock
 
 import pandas as pd
 import pytest
+from pydantic import ValidationError
 
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.metrics import PROBABILITIES as P
 from ml_factory.serving.app import KEY_VARIABLE, _listen, check_service_address, parse_api_key
+from ml_factory.serving.feed import ServedBundle
+from ml_factory.serving.schemas import PredictRequest
 from tests.serving.conftest import app_client, columns_of, list_of, running_server
 
 
@@ -63,6 +68,37 @@ def test_predict_of_wrong_body_answers_422_with_message(client, made, body, name
     assert answer.headers["content-type"] == "application/problem+json"
     assert not re.search(r" --?[a-z]|python -m", problem["message"])  # advice for the client, not for its server
     assert named in problem["message"] and {"what", "where", "got", "wanted", "next_step"} < set(problem)
+
+
+@pytest.mark.parametrize(
+    "body", [{"bars": {"a": [[]] * 20_000}}, {"bars": [{"a": []}] * 20_000}, {"bars": {"close": []}}]
+)
+def test_predict_request_of_many_wrong_cells_collects_few_errors(body):
+    with pytest.raises(ValidationError) as caught:
+        PredictRequest.model_validate_json(json.dumps(body))
+    assert caught.value.error_count() < 50
+
+
+def test_predict_in_four_threads_answers_each_as_alone_and_one_at_a_time(made, tmp_path, monkeypatch):
+    client, busy, alone = app_client(made.bundles["DEMO", "linear"], tmp_path), Lock(), ServedBundle.predict
+
+    def predict(*given):
+        assert busy.acquire(blocking=False)
+        try:
+            return alone(*given)
+        finally:
+            busy.release()
+
+    def answers(end: int) -> dict:
+        body = {"bars": columns_of(made.bars["DEMO"].iloc[:end]), "live": False, "last": 5}
+        return client.post("/predict", json=body).json()
+
+    monkeypatch.setattr(ServedBundle, "predict", predict)
+    ends = [6000, 6050, 6100, 6150] * 2
+    wanted = [answers(end)["answers"] for end in ends[:4]]
+    with ThreadPoolExecutor(4) as pool:
+        assert [one.get("answers") for one in pool.map(answers, ends)] == wanted * 2
+    assert len({str(one) for one in wanted}) == 4
 
 
 def test_requests_that_are_not_json_or_of_another_path_answer_problems(client):
@@ -152,11 +188,11 @@ def test_api_key_that_no_header_holds_is_refused_in_one_line_without_showing_it(
 
 
 def test_service_address_beyond_this_machine_without_key_is_refused():
-    for host in ("127.0.0.1", "localhost", "::1", "127.1.2.3"):
+    for host in ("127.0.0.1", "localhost", "::1", "[::1]", "127.1.2.3", "0:0:0:0:0:0:0:1"):
         check_service_address(host, "", False)
     check_service_address("0.0.0.0", "key", False)
     check_service_address("0.0.0.0", "", True)
-    for host in ("0.0.0.0", "::", "10.0.0.1", "example.org"):
+    for host in ("0.0.0.0", "::", "10.0.0.1", "example.org", "127.999.0.1", "127.0.0.\u0661"):
         with pytest.raises(SettingsError, match="ML_FACTORY_API_KEY"):
             check_service_address(host, "", False)
 
@@ -169,11 +205,12 @@ def test_serve_that_cannot_start_exits_with_one_line(made, tmp_path, call):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
+        made_by = "the file of a bundle. Next: python -m ml_factory export writes one"
         for words, code, named in (
             ([tmp_path / "cut.bundle"], 1, "This file is no bundle, or it is cut short"),
             ([tmp_path / "text.bundle"], 1, "This file is no bundle, or it is cut short"),
             ([tmp_path / "cat.bundle"], 1, f"No such file [{tmp_path / 'cat.bundle'}]. wanted the file of a bundle"),
-            ([tmp_path / "none" / "a.bundle"], 1, "No such file"),
+            ([tmp_path / "none" / "a"], 1, f"No such file [{tmp_path / 'none' / 'a'}]. wanted {made_by}"),
             ([tmp_path], 1, "Not a file"),
             ([good, "--port", port], 1, f"The port is in use [127.0.0.1:{port}]. Next: stop what uses it, or give"),
             ([good, "--host", "0.0.0.0"], 2, "Other machines reach this address, and there is no key [--host]"),

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import hypothesis
 import pytest
@@ -17,6 +18,9 @@ from schemathesis.specs.openapi.checks import (
 )
 from starlette.testclient import TestClient
 
+from ml_factory import GuardSettings
+from ml_factory.errors import BarsError
+from ml_factory.serving.feed import ServedBundle
 from tests.serving.conftest import ROOT, FeedClient, app_client, columns_of
 
 HISTORY = 8000
@@ -57,6 +61,43 @@ def test_guard_refuses_stale_bars_and_marks_history_as_without_clock(client, mad
     (answer,) = client.post("/predict", json={"bars": bars, "live": False}).json()["answers"]
     assert answer["guard"] == "ok"
     assert client.get("/info").json()["bundles"]["DEMO"]["guard"]["stale"] == "refuse"
+
+
+def test_guard_refuses_only_where_it_refuses_the_newest_row(made, tmp_path):
+    client = app_client(made.bundles["DEMO", "linear"], tmp_path, gap="refuse", gap_minutes=30)
+    bars = made.bars["DEMO"].iloc[:HISTORY]
+    body = {"bars": columns_of(bars.drop(bars.index[-180:-120])), "live": False, "last": 40}
+    answers = client.post("/predict", json=body).json()["answers"]
+    refused = [one for one in answers if one["guard"] == "refuse"]
+    assert answers[-1]["guard"] != "refuse" and 10 < len(refused) < 40
+    assert all(one["p_long"] is None and "open minutes without a bar" in one["reason"] for one in refused)
+    problem = client.post("/predict", json=body | {"bars": columns_of(bars.drop(bars.index[-80:-20]))}).json()
+    assert problem["status"] == 422 and "open minutes without a bar" in problem["got"]
+
+
+def test_start_shows_what_fails_at_the_example_and_not_what_the_guard_refuses(made, tmp_path, monkeypatch):
+    path, given = made.bundles["DEMO", "linear"], made.load("DEMO", "linear")
+    guard = GuardSettings(**dict.fromkeys(("gap", "unit", "tick", "stuck", "range", "constant", "drift"), "refuse"))
+    assert ServedBundle.load(path, guard).guard == guard
+
+    def fail(*_):
+        raise BarsError("Too few bars for a prediction")
+
+    monkeypatch.setattr(ServedBundle, "predict", fail)
+    with pytest.raises(BarsError, match="Too few bars"):
+        ServedBundle.load(path)
+    assert ServedBundle.load(replace(given, example={}).save(tmp_path / "b")).symbol == "DEMO"
+
+
+def test_openapi_page_has_the_schemas_of_problems_and_outcomes(client):
+    page = client.get("/openapi.json").json()
+    outcome = page["paths"]["/feeds/{name}/outcomes"]["post"]["responses"]
+    assert "#/components/schemas/OutcomeAnswer" in str(outcome["200"])
+    for code in ("401", "409", "422", "503"):
+        schema = outcome[code]["content"]["application/problem+json"]["schema"]
+        assert schema == {"$ref": "#/components/schemas/Problem"}
+    problem = client.post("/predict", json={}).json()
+    assert set(page["components"]["schemas"]["Problem"]["properties"]) == set(problem)
 
 
 def test_every_request_of_openapi_page_answers_as_it_describes(client):

@@ -162,7 +162,8 @@ def answer_request(play: Play, name: str, rest: list[str]) -> None:
     else:
         state, _, reason = play.next("request", "ACTIVE").partition(": ")
         fail(state)
-        print(json.dumps({"state": {"state": state, "failedData": {"error": {"code": 8, "message": reason}}}}))
+        answer = json.dumps({"state": {"state": state, "failedData": {"error": {"code": 8, "message": reason}}}})
+        print(state if state in ("not json", "[1]") else answer)
     play.save()
 
 

@@ -15,6 +15,8 @@ QUICK = {
     "setup_ssh_timeout_once": ("setup", {"install": ["timeout", "ok"]}, "RUNNING", "", 1),
     "setup_ssh_timeout_always": ("setup", {"unpack": ["timeout"]}, "", "connection", 1),
     "setup_install_fails": ("setup", {"install": ["pip"]}, "", "other", 1),
+    "setup_answer_no_json": ("setup", {"request": ["not json"]}, "", "other", 1),
+    "setup_answer_no_object": ("setup", {"request": ["[1]"]}, "", "other", 1),
     "monitor_preempted_then_finished": (
         "monitor", {"machine": ["READY", "PREEMPTED", "PREEMPTED", "READY"], "state": ["running", "ended 0"]},
         "FINISHED", "", 2),
@@ -26,6 +28,8 @@ SOAK = {
     "setup_warning_of_quota_project": ("setup", {"buckets": ["warned"]}, "RUNNING", "", 1),
     "setup_bucket_is_there": ("setup", {"buckets": ["there"]}, "RUNNING", "", 1),
     "setup_always_preempted": ("setup", {"request": ["SUSPENDED"]}, "PREEMPTED", "", 4),
+    "setup_suspending": ("setup", {"request": ["SUSPENDING", A]}, "RUNNING", "", 2),
+    "setup_machines_terminated": ("setup", {"machine": ["TERMINATED", "READY"]}, "RUNNING", "", 2),
     "setup_machines_missing": ("setup", {"machine": ["missing", "READY"]}, "RUNNING", "", 2),
     "setup_unknown_state": ("setup", {"request": ["NEVER_HEARD_OF"]}, "", "other", 1),
     "setup_copy_timeout_twice": ("setup", {"copy": ["timeout", "timeout", "ok"]}, "RUNNING", "", 1),
@@ -153,3 +157,10 @@ def test_resume_requests_once_again_where_requests_go_on_failing(play):
     one = play({"request": ["FAILED: no capacity"]})
     assert one.open().setup().phase == one.open().resume().phase == "REQUEST_FAILED"
     assert one.count("queued-resources create") == 2
+
+
+def test_resume_that_used_its_requests_returns_the_reason_of_the_last_failure(play):
+    one = play({"request": ["SUSPENDED", "SUSPENDED", "FAILED: no capacity"]}, REQUESTS="1")
+    assert one.open().setup().phase == "PREEMPTED"
+    state = one.open().resume()
+    assert state.phase == "REQUEST_FAILED" and "no capacity" in state.detail

@@ -95,7 +95,14 @@ def contract_spec(symbol: str, *, tick: float | None = None, file: str | Path | 
             "The tick of this symbol is not known", where=symbol, wanted="a price step",
             next_step=f'give tick=, or a file of contracts (--contracts) with {{"{symbol}": {{"tick": 0.01}}}}',
         )  # fmt: skip
-    return build_model_settings({"symbol": symbol, **facts}, ContractSpec, where=str(file or symbol))[0]
+    try:
+        if "calendar" in given:
+            resolve_market_spec(symbol, calendar=given["calendar"])
+        return build_model_settings({"symbol": symbol, **facts}, ContractSpec, where="facts")[0]
+    except SettingsError as error:
+        place = f"{file}, {symbol}" if file else symbol
+        raise SettingsError(error.what, where=f"{place}: {error.where}", got=error.got, wanted=error.wanted,
+                            next_step=error.next_step) from None  # fmt: skip
 
 
 def _facts_by_symbol(symbol: str, given: Mapping) -> dict[str, Any]:
@@ -146,6 +153,7 @@ def _facts_in_file(path: Path, symbol: str) -> dict[str, Any]:
             "This file of contracts lacks the symbol", where=path, got=", ".join(table) or "no symbol", wanted=symbol,
             next_step=f'add {{"{symbol}": {{"commission": 0.85}}}}, or leave the file out',
         )  # fmt: skip
-    if "calendar" in given:
-        resolve_market_spec(symbol, calendar=given["calendar"])
+    if "symbol" in given:
+        raise SettingsError("A file of contracts cannot rename a symbol", where=f"{path}, {symbol}",
+                            got=given["symbol"], next_step="delete this field")  # fmt: skip
     return given
