@@ -123,6 +123,7 @@ def _build(folder: Path, pins: list[Path], wanted: str) -> int:
         if code:
             print("make setup: pip could not install the pins (its message is above); make again to retry", flush=True)
             return code
+    _compile(folder)
     (folder / ".pins").write_text(wanted + "\n", encoding="utf-8")
     print(f"{folder} is ready after {time.monotonic() - began:.0f} s", flush=True)
     return 0
@@ -138,6 +139,12 @@ def _install_locked(folder: Path, text: str) -> int:
     return _pip_locked(folder, packages)
 
 
+def _compile(folder: Path) -> None:
+    """Compile all modules on all cores; warnings about their texts are shown once, here, and ignored."""
+    words = ["-W", "ignore", "-m", "compileall", "-qq", "-j", "0", folder / "lib"]
+    subprocess.run([_python(folder), *words], check=False)
+
+
 def _pip_locked(folder: Path, packages: list[str], local: bool = False) -> int:
     """Install packages of a lock file; `local`: from a folder of wheels (PIP_FIND_LINKS) or not at all."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -148,7 +155,7 @@ def _pip_locked(folder: Path, packages: list[str], local: bool = False) -> int:
 
 
 def _pip(folder: Path, *words: str | Path, **how: bool) -> int:
-    """Install packages; a module is compiled when it is first imported, as most never are."""
+    """Install packages, whose modules `_compile` compiles: pip itself does it on one core."""
     install = [_python(folder), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
     return subprocess.run([*install, *words], check=False, **how).returncode
 

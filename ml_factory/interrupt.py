@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM on the command line: one line with the command that goes on, and the usual exit code."""
+"""Ctrl-C and SIGTERM on the command line: one line with the command that continues, and the usual exit code."""
 
 import shlex
 import signal

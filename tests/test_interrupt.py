@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM on the command line: one line that says how the run goes on, and the exit code of a shell."""
+"""Ctrl-C and SIGTERM on the command line: one line that says how the run continues, and the exit code of a shell."""
 
 import shlex
 import signal

@@ -78,7 +78,7 @@ class PhaseLease:
         try:
             self._lock = self._lock or acquire_lock_file(self.lock_file, self.what)
         except FileError as error:  # a disk that refuses the lock file must not stop the work
-            _log.warning("Checkpoints of %s: the run goes on. %s", self.what, error)
+            _log.warning("Checkpoints of %s: the run continues. %s", self.what, error)
         try:
             record = self._read()
             if record and not self._has_ended(record):

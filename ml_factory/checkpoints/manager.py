@@ -126,7 +126,7 @@ class PhaseCheckpoints:
                 break
             except (WorkspaceError, OSError, MemoryError) as error:
                 if not self._refused:
-                    _log.warning("Checkpoint of %s not saved, the run goes on and tries again: %s", self.name, error)
+                    _log.warning("Checkpoint of %s not saved, the run continues and tries again: %s", self.name, error)
                 self._refused = True
                 time.sleep(pause or 0.0)
         self._timer.record_outcome(written is not None)

@@ -240,5 +240,5 @@ def _save_weights(settings: ResNetSettings, folder: Path) -> dict[str, str]:
     if not settings.model_bucket:
         return {"saved": str(path)}
     address = f"gs://{settings.model_bucket.removeprefix('gs://').rstrip('/')}"
-    Remote(address).put(path, path.name)
+    Remote(address).put(path.name, path)
     return {"saved": str(path), "uploaded": f"{address}/{path.name}"}

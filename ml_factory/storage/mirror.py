@@ -90,7 +90,7 @@ class Mirror:
             self.push(*places)
         except (WorkspaceError, OSError) as error:
             if not self._behind:
-                _log.warning("The workspace does not have the newest files yet, the run goes on: %s", error)
+                _log.warning("The workspace does not have the newest files yet, the run continues: %s", error)
             self._behind = True
             return
         if self._behind:

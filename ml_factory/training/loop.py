@@ -242,7 +242,7 @@ def _explained(run: TrainingState, error: RuntimeError | MemoryError) -> Excepti
         where=f"step {run.step + 1}, {run.micro} rows at once",
         got=str(error).splitlines()[0] if str(error) else type(error).__name__,
         next_step="half of batch_size and twice the gradient_accumulation_steps: the same batch in smaller parts, and "
-        "the run goes on from its last checkpoint; or gradient_checkpointing=True",
+        "the run continues from its last checkpoint; or gradient_checkpointing=True",
     )
 
 

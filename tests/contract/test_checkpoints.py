@@ -213,7 +213,7 @@ def test_manager_on_full_disk_warns_once_and_keeps_checkpoint(tmp_path, caplog, 
                 assert manager.save_checkpoint("p", {"value": value, "a": np.full(500, value)}) is None
         assert newest(manager) == 1
         assert len(caplog.records) == 1 and caplog.records[0].levelno == logging.WARNING
-        assert "No space left" in caplog.text and "the run goes on" in caplog.text
+        assert "No space left" in caplog.text and "the run continues" in caplog.text
         assert save(manager, 5) is not None and newest(manager) == 5
 
 

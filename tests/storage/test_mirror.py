@@ -354,7 +354,7 @@ def test_background_push_includes_files_added_meanwhile_and_a_refusal_is_one_war
     for _ in range(2):
         one.push_in_background("checkpoints/", done=lambda: done.append(1))
         assert not one.wait(30)
-    assert caplog.text.count("the run goes on") == 1 and done == []
+    assert caplog.text.count("the run continues") == 1 and done == []
 
 
 def test_background_request_that_arrives_while_its_list_is_taken_is_pushed_and_acknowledged(slow):

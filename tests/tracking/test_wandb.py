@@ -186,6 +186,7 @@ def test_tracker_without_wandb_package_warns_once_for_all_runs(track, monkeypatc
         monkeypatch.setitem(sys.modules, "wandb", None)
     else:  # what W&B leaves in the current folder is not W&B
         (tmp_path / "cwd" / "wandb").mkdir(parents=True)
+        monkeypatch.delitem(sys.modules, "wandb", raising=False)
         monkeypatch.setattr(sys, "path", [str(tmp_path / "cwd")])
     for _ in range(3):
         tracker = track(mirror="auto")
