@@ -140,7 +140,7 @@ def _install_locked(folder: Path, text: str) -> int:
 
 
 def _compile(folder: Path) -> None:
-    """Compile all modules on all cores; warnings about their texts are shown once, here, and ignored."""
+    """Compile all modules on all cores; warnings about the texts of packages are ignored."""
     words = ["-W", "ignore", "-m", "compileall", "-qq", "-j", "0", folder / "lib"]
     subprocess.run([_python(folder), *words], check=False)
 

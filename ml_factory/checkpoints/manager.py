@@ -34,7 +34,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,99}")
 IN_MEMORY, REFUSED, LOCAL, SAVED = "in memory", "not saved", "saved locally", "saved"
 COPIED = "copied to the mount, upload unconfirmed"
 _WAIT_SECONDS = 1.0  # that the end of a unit waits for the upload
-_END_UPLOAD_SECONDS = 10.0  # that a process asked to stop waits for the upload
+_END_UPLOAD_SECONDS = 10.0  # that a process that is to stop waits for the upload
 _PAUSES = (0.2, 0.5, 1.0, 2.0, 4.0)  # seconds between the attempts of a save that must be made
 # Message on the last save when the work ends.
 _REACHED = {

@@ -2,7 +2,7 @@
 
 A booster that samples rows and columns and is continued from its model file draws other random numbers than one that
 was never interrupted. So every run, interrupted or not, trains in blocks of fixed length. A block takes a seed derived
-from its number and starts from the scores that the blocks before gave each row, which a run that goes on computes again
+from its number and starts from the scores that the blocks before gave each row, which a resumed run computes again
 to the same bits; the model is the list of its blocks, each in the library's own format. The linear model draws nothing,
 and starts again.
 """

@@ -75,17 +75,17 @@ class Mirror:
         A remote that refuses costs one warning, and the next push uploads what is missing.
         """
         with self._guard:
-            asked = self._requests.setdefault(places, [])
-            asked.append((check, done))
-            is_first = len(asked) == 1
+            waiting = self._requests.setdefault(places, [])
+            waiting.append((check, done))
+            is_first = len(waiting) == 1
         if is_first:
             self._background.submit(lambda: self._push_requested(*places))
 
     def _push_requested(self, *places: str) -> None:
         with self._guard:
-            asked = self._requests.pop(places)
+            waiting = self._requests.pop(places)
         try:
-            for check, _ in asked:
+            for check, _ in waiting:
                 check()
             self.push(*places)
         except (WorkspaceError, OSError) as error:
@@ -96,7 +96,7 @@ class Mirror:
         if self._behind:
             _log.warning("The workspace has the newest files again: %s", self.address)
         self._behind = False
-        for _, done in asked:
+        for _, done in waiting:
             done()
 
     def wait(self, seconds: float | None = None) -> bool:
