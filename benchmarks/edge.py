@@ -43,7 +43,6 @@ from ml_factory.evaluation.baselines import prior_baseline_probabilities
 from ml_factory.evaluation.calibration import Calibration, floored_log_probabilities
 from ml_factory.evaluation.intervals import gain_interval
 from ml_factory.evaluation.metrics import row_log_loss
-from ml_factory.evaluation.verdict import BEATS
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.models.base import ModelBase
 from ml_factory.models.registry import available_models, build_model, find_model_spec
@@ -155,7 +154,7 @@ def verdict_of(kind: str, seed: int, models: list[str]) -> dict:
     verdict, clock = found.verdict, found.metrics.set_index("name").loc["clock"]
     gain = (verdict.gain_best, verdict.gain_best_low, verdict.gain_best_high)
     return {
-        "chosen": found.chosen, "found": verdict.status == BEATS, "status": verdict.status,
+        "chosen": found.chosen, "found": verdict.edge, "status": verdict.status,
         "best": verdict.best_baseline, "when": verdict.predicts_touch, "which_way": verdict.predicts_direction,
         "gain": list(map(digits, gain)), "rows": verdict.rows, "effective_rows": round(verdict.effective_rows),
         "clock": [digits(clock[name]) for name in ("log_loss_gain", "gain_low", "gain_high")],

@@ -63,6 +63,17 @@ def baseline_finding(verdict: ModelVerdict) -> Finding | None:
     )  # fmt: skip
 
 
+def no_side_finding(verdict: ModelVerdict) -> Finding | None:
+    """Find a model that beats every baseline, but not measurably in which way the price moves."""
+    if verdict.status != BEATS or verdict.edge:
+        return None
+    return Finding(
+        "no_side", "warning",
+        "That the model predicts which way the price moves is not shown; its gain may be in how far alone.",
+        "Use the forecast for stops and position sizes, not for a side.",
+    )  # fmt: skip
+
+
 def too_good_finding(verdict: ModelVerdict) -> Finding | None:
     """Find a gain that is larger than real bars have shown: a leak is likelier than an edge."""
     if not verdict.gain_best_low > LARGEST_GAIN:

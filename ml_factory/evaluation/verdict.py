@@ -2,7 +2,9 @@
 
 A model "beats" only where the lower 95 % bounds of its gains over all baselines are above zero. A log loss is the sum
 of a part about touch (neutral or not) and a part about the side (`metrics.direction_loss_by_class`), so the gain is
-tested in both parts too. A gain over the class prior alone is a line of the metrics table, never a verdict.
+tested in both parts too. An edge is a gain in the side: how far a price will move can be forecast in any market whose
+volatility lasts, and no position earns by it. A gain over the class prior alone is a line of the metrics table, never a
+verdict.
 """
 
 from collections.abc import Mapping
@@ -70,6 +72,11 @@ class ModelVerdict:
     kind: str = "triple_barrier"
 
     @property
+    def edge(self) -> bool:
+        """True where the model beats every baseline in which way the price moves, or in which bets are good."""
+        return self.status == BEATS and (self.predicts_direction or self.kind == "meta")
+
+    @property
     def sentence(self) -> str:
         """Verdict in one sentence."""
         if self.status == NOT_ENOUGH:
@@ -82,7 +89,7 @@ class ModelVerdict:
     def answer(self) -> str:
         """Headline of a report: edge or not, in one sentence."""
         if self.status == BEATS:
-            return f"Edge found: {self.model} {self._parts_sentence()}."
+            return f"{'Edge' if self.edge else 'No edge'} found: {self.model} {self._parts_sentence()}."
         if self.status == NOT_ENOUGH and not self.gain_best_high < 0:
             return f"No verdict yet: {self.reason}."
         return f"No edge found: {self._shortfall_sentence()}"
@@ -116,8 +123,8 @@ class ModelVerdict:
         }[self.predicts_touch, self.predicts_direction]
 
     def to_dict(self) -> dict:
-        """Return plain values, with the sentence and the answer."""
-        return asdict(self) | {"sentence": self.sentence, "answer": self.answer}
+        """Return plain values, with the edge, the sentence and the answer."""
+        return asdict(self) | {"edge": self.edge, "sentence": self.sentence, "answer": self.answer}
 
 
 @dataclass(frozen=True)

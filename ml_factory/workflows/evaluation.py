@@ -25,6 +25,7 @@ from ml_factory.evaluation.findings import (
     calibration_finding,
     concentration_finding,
     few_rows_finding,
+    no_side_finding,
     overfit_finding,
     sort_findings,
     too_good_finding,
@@ -161,7 +162,7 @@ def _findings(
     over_prior : mean gain over the class prior on the training and validation rows; NaN without rows.
     """
     return sort_findings([
-        baseline_finding(verdict), too_good_finding(verdict), few_rows_finding(verdict),
+        baseline_finding(verdict), no_side_finding(verdict), too_good_finding(verdict), few_rows_finding(verdict),
         overfit_finding(over_prior["train"], over_prior["validation"]), concentration_finding("month", months["gain"]),
         calibration_finding(calibration), trials_finding(verdict, trials),
         unchecked_note({

@@ -57,6 +57,8 @@ def test_verdict_of_informed_model_beats_baselines_and_names_touch_or_side(touch
     found = verdict(*market(touch, side))
     assert found.status == BEATS and found.reason == ""
     assert found.sentence == f"xgboost beats every baseline: {words}"
+    assert found.edge == found.to_dict()["edge"] == (side > 0)
+    assert found.answer == f"{'Edge' if side else 'No edge'} found: xgboost {words.removeprefix('it ')}"
     assert (found.predicts_touch, found.predicts_direction) == (touch > 0, side > 0)
     assert 0 < found.gain_best_low < found.gain_best < found.gain_best_high
 
@@ -157,6 +159,7 @@ def test_verdict_of_meta_labels_has_no_direction():
     found = verdict(y, p, clock, kind="meta")
     assert found.sentence == "xgboost beats every baseline: it separates good bets from bad ones."
     assert not found.predicts_direction and "side" not in found.numbers
+    assert found.edge and found.answer == "Edge found: xgboost separates good bets from bad ones."
 
 
 def test_verdict_numbers_and_dict_equal_fields():

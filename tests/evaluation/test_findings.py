@@ -1,5 +1,7 @@
 """Each finding is found where it is planted, and nowhere else."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -35,6 +37,16 @@ def test_baseline_finding_names_model_no_better_than_clock(gain, half, status, e
     found = findings.baseline_finding(verdict(gain, half, status))
     assert code(found) == expected
     assert not found or ("the time of the session (clock)" in found.sentence and f"{gain:+.4f}" in found.sentence)
+
+
+def test_no_side_finding_is_of_a_model_that_beats_every_baseline_without_the_side():
+    assert code(findings.no_side_finding(verdict())) == ("no_side", "warning")
+    for other in (
+        verdict(status=DOES_NOT_BEAT),
+        replace(verdict(), predicts_direction=True),
+        replace(verdict(), kind="meta"),
+    ):
+        assert findings.no_side_finding(other) is None
 
 
 def test_too_good_finding_needs_a_lower_bound_above_what_real_bars_show():
