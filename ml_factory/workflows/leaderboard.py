@@ -41,7 +41,7 @@ def leaderboard(
 
     frame : a row per symbol, horizon and finished model; within a symbol and horizon the smallest log loss first,
         models of other data last, which have no figures. Columns: symbol, horizon, model, chosen (smallest log loss on
-        validation rows), status and sentence of the verdict, log_loss, best_baseline with its baseline_log_loss,
+        validation rows), status, edge and sentence of the verdict, log_loss, best_baseline with its baseline_log_loss,
         gain_best with gain_low and gain_high (nats per row, 95 % interval), direction_gain, rows, effective_rows, net
         and break_even_ticks of the backtest after costs, chance (that its true Sharpe ratio is above 0, after all
         trials of the symbol), fit_seconds (of all epochs, or of the last session where a model keeps no history),
@@ -86,7 +86,8 @@ def _lines(frame: pd.DataFrame, trials: Mapping[str, int], skipped: Sequence[str
     tried = ", ".join(f"{count} on {symbol}" for symbol, count in trials.items())
     return [
         *text.splitlines(),
-        f"{int((frame['status'] == BEATS).sum())} of {len(frame)} models beat every baseline on their test rows.",
+        f"{int((frame['status'] == BEATS).sum())} of {len(frame)} models beat every baseline on their test rows, "
+        f"{int(frame['edge'].sum())} with an edge.",
         f"Trials, all counted in chance (that the Sharpe ratio after costs is above 0): {tried}.",
         *(f"  no finished model: {name}" for name in skipped),
     ]
@@ -115,7 +116,7 @@ def _rows_of_horizon(workspace: Workspace, symbol: str, horizon: int, models: Se
     for name in [name for name in newest if name not in {row["model"] for row in rows}]:
         rows.append({
             "symbol": symbol, "horizon": horizon, "model": name, "chosen": False, "status": OTHER_DATA,
-            "sentence": reason, "log_loss": np.nan, "quick": newest[name].facts["run"]["quick"],
+            "edge": False, "sentence": reason, "log_loss": np.nan, "quick": newest[name].facts["run"]["quick"],
             "run_id": newest[name].facts["run_id"],
         })  # fmt: skip
     return rows
@@ -127,7 +128,7 @@ def _model_rows(workspace: Workspace, data: PreparedDataset, compared: Evaluatio
         verdict = compared.verdicts[name]
         rows.append({
             "symbol": data.symbol, "horizon": data.horizon, "model": name, "chosen": name == compared.chosen,
-            "status": verdict.status, "sentence": verdict.sentence,
+            "status": verdict.status, "edge": verdict.edge, "sentence": verdict.sentence,
             "log_loss": float(metrics.loc[name, "log_loss"]), "best_baseline": verdict.best_baseline,
             "baseline_log_loss": float(metrics.loc[verdict.best_baseline, "log_loss"]),
             "gain_best": verdict.gain_best, "gain_low": verdict.gain_best_low, "gain_high": verdict.gain_best_high,

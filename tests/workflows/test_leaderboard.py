@@ -27,8 +27,8 @@ def test_leaderboard_rows_equal_evaluate_on_same_test_rows(prepared, call, tmp_p
     for name, row in table.iterrows():
         verdict = compared.verdicts[name]
         assert row["log_loss"] == losses[name] and row["baseline_log_loss"] == losses[verdict.best_baseline]
-        assert (row["gain_best"], row["gain_low"], row["status"]) == (
-            verdict.gain_best, verdict.gain_best_low, verdict.status,
+        assert (row["gain_best"], row["gain_low"], row["status"], row["edge"]) == (
+            verdict.gain_best, verdict.gain_best_low, verdict.status, verdict.edge,
         )  # fmt: skip
         assert row["chosen"] == (name == compared.chosen) and row["quick"]
         assert row["fit_seconds"] > 0
