@@ -365,7 +365,7 @@ def read_numbers(
             values[name] = _shortest_decimals(values[name])
             message = f"{name} was stored in {column.dtype} and read to its 7 significant digits"
             findings.append(_mapped("float32", message))
-    unread = dict.fromkeys(columns, False)
+    unread = dict.fromkeys(columns, np.False_)
     if text:
         fractions = any(np.any(v[np.isfinite(v)] % 1 != 0) for name, v in values.items() if name != "volume")
         mark = decimal or ("." if fractions else _infer_decimal_mark(pd.concat(text.values()), where))
