@@ -51,9 +51,14 @@ class PlainBacktest:
         """Price after spread and slippage of an order of this side."""
         return price + side * (self.costs.spread_ticks / 2 + self.costs.slippage_ticks) * self.contract.tick
 
+    def fee(self, fill: float) -> float:
+        """Commission and fees of a fill."""
+        facts = self.contract
+        return facts.commission + facts.exchange_fee + facts.fee_rate * facts.multiplier * abs(fill)
+
     def leave(self, position: Position, bar: int, price: float, reason: str) -> None:
         fill = self.worse(price, -position.side)
-        fee = self.contract.side_cost(fill)
+        fee = self.fee(fill)
         won = position.side * (fill - position.fill) * self.contract.multiplier
         self.cash += won - fee
         self.trades.append((position.bar, position.side, bar, reason, won - fee - position.fee))
@@ -88,7 +93,7 @@ class PlainBacktest:
             self.must_close = against = False
         if order and not against and not self.positions:
             fill = self.worse(prices[0], order[0])
-            fee = self.contract.side_cost(fill)
+            fee = self.fee(fill)
             self.cash -= fee
             self.positions.append(Position(order[0], bar, prices[0], fill, fee, *order[1:]))
         for position in list(self.positions):

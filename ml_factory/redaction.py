@@ -56,12 +56,12 @@ def redact_secrets(text: str) -> str:
     """Return the text without secrets: those that this machine knows by name, and those whose form shows them (a
     password in a URL, a token of a known service). For JSON see `redact_values`.
     """
-    return _redacted(text, known_secrets())
+    return _redacted(text, _known_secrets())
 
 
 def redact_values(value: Any) -> Any:
     """Return JSON values with every text in them redacted; numbers stay."""
-    return _redacted_values(value, known_secrets())
+    return _redacted_values(value, _known_secrets())
 
 
 def _redacted_values(value: Any, secrets: list[str]) -> Any:
@@ -84,7 +84,7 @@ def _redacted(text: str, secrets: list[str]) -> str:
     return _TOKEN.sub(HIDDEN, text)
 
 
-def known_secrets() -> list[str]:
+def _known_secrets() -> list[str]:
     """Return the secrets in the environment (variables whose names say so, passwords of URLs) and in .netrc, longest
     first.
     """

@@ -14,7 +14,6 @@ from typing import Any
 from ml_factory.argument_checks import check_artifact_source, check_seed
 from ml_factory.checkpoints.compute_session import is_session_ending
 from ml_factory.checkpoints.manager import CheckpointManager, PhaseCheckpoints
-from ml_factory.checkpoints.schedule import SaveSchedule
 from ml_factory.code_fingerprint import code_commit
 from ml_factory.errors import NotPreparedError, SettingsError, did_you_mean
 from ml_factory.lazy_module import check_packages_installed
@@ -177,7 +176,7 @@ class FitCheckpoints:
             self._tracker.flush()
         carried = {"machine": self._machine, "elsewhere": self.machine_differences, **self._trained_on}
         return self._phase.save(
-            {**state, "carried": carried}, metrics={**(metrics or {}), **fit_progress(state)}, force=force
+            {**state, "carried": carried}, metrics={**(metrics or {}), **_fit_progress(state)}, force=force
         )
 
 
@@ -191,7 +190,7 @@ def history_log_steps(history: Sequence[dict]) -> list[tuple[int, dict]]:
     return [(epoch["epoch"], {name: value for name, value in epoch.items() if name != "epoch"}) for epoch in history]
 
 
-def fit_progress(state: Mapping) -> dict[str, int]:
+def _fit_progress(state: Mapping) -> dict[str, int]:
     """Return the progress of a fit in numbers: rounds of a booster, or finished epochs and the step."""
     if "rounds" in state:
         return {"rounds": int(state["rounds"])}
@@ -209,9 +208,7 @@ def progress_words(metrics: Mapping | None) -> str:
 
 def open_run_checkpoints(folder: Path, run: "RunFolder") -> CheckpointManager:
     """Open the checkpoints of this run, saved on the environment's schedule, and before this session ends."""
-    return CheckpointManager(
-        folder, checkpoint_minutes_from_environment(), run=run.run_id, schedule=SaveSchedule(ending=is_session_ending)
-    )
+    return CheckpointManager(folder, checkpoint_minutes_from_environment(), run=run.run_id, ending=is_session_ending)
 
 
 # ---- runs ----------------------------------------------------------------------------------------------------------
@@ -284,7 +281,7 @@ class Run(RunFolder):
     @property
     def phase(self) -> PhaseCheckpoints:
         """The phase that a session owns while it works on this run: that of its fit, or of its folds."""
-        return self.manager.phase(owned_phase(self.settings.task, self.settings.models))
+        return self.manager.phase(_owned_phase(self.settings.task, self.settings.models))
 
     def fold_phase(self, model: str, number: int) -> PhaseCheckpoints:
         """Return the phase of the fit inside a fold; the first is number 1."""
@@ -379,7 +376,7 @@ def finished_folds(folder: Path, model: str) -> tuple[int, int]:
     return len(names), int(names[0].removesuffix(".state").rpartition("-")[2]) if names else 0
 
 
-def owned_phase(task: str, models: Sequence[str]) -> str:
+def _owned_phase(task: str, models: Sequence[str]) -> str:
     """Return the name of the phase that a session owns while it works on a run."""
     return f"train_{models[0]}" if task == "train" else f"folds_{models[0]}"
 
@@ -443,7 +440,7 @@ class StoredRun(RunFolder):
 
         Raises CheckpointError when another process works on it.
         """
-        name = owned_phase(self.facts["task"], self.models)
+        name = _owned_phase(self.facts["task"], self.models)
         with open_run_checkpoints(workspace.checkpoints, self) as manager, manager.phase(name).acquired():
             yield
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -52,21 +54,43 @@ def prepared_template(tmp_path_factory) -> Path:
     return place.root
 
 
+class NoFigures:
+    """Stands in for a module of figures: whatever it is to draw is None."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *given, **named: None
+
+
 @pytest.fixture(scope="session", autouse=True)
-def undrawn() -> Iterator[Callable]:
-    """Reports hold empty figures, which take most seconds of a small training, unless a test asks for `drawn`."""
-    plot_style = import_module("ml_factory.evaluation.plot_style") if find_spec("matplotlib") else None
+def undrawn() -> Iterator[list[tuple]]:
+    """Leave out most seconds of a small training and of a small proof.
+
+    Reports hold no figures, unless a test asks for `drawn`; a backtest trades 5 shifts of the forecasts, not 20; the
+    feed of a proof pushes a few times, and the small trainings of an audit read fewer rows.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        draw = getattr(plot_style, "figure_to_svg", None)
-        if plot_style is not None:
-            patch.setattr(plot_style, "figure_to_svg", lambda figure, name: "<svg></svg>")
-        yield draw
+        figures = []
+        if find_spec("matplotlib"):
+            names = ("report", "backtest", "prepare", "audit")
+            report, backtest, prepare, audit = (import_module(f"ml_factory.workflows.{name}") for name in names)
+            style = import_module("ml_factory.evaluation.plot_style")
+            figures = [(report, name, getattr(report, name)) for name in ("plots", "data_plots")]
+            figures.append((style, "figure_to_svg", style.figure_to_svg))
+            for module, name, _ in figures[:2]:
+                patch.setattr(module, name, NoFigures())
+            patch.setattr(style, "figure_to_svg", lambda figure, name: "<svg></svg>")
+            patch.setattr(backtest, "SHIFTS", 5)
+            patch.setattr(prepare, "QUICK", replace(prepare.QUICK, feed_pushes=15))
+            patch.setattr(audit, "ProofSpec", partial(audit.ProofSpec, feed_pushes=100))
+            patch.setattr(audit, "SAMPLE_ROWS", {"tabular": 1_000, "network": 500})
+        yield figures
 
 
 @pytest.fixture
 def drawn(undrawn, monkeypatch):
     """Reports hold their figures."""
-    monkeypatch.setattr("ml_factory.evaluation.plot_style.figure_to_svg", undrawn)
+    for figure in undrawn:
+        monkeypatch.setattr(*figure)
 
 
 @pytest.fixture(autouse=True)

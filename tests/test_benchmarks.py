@@ -28,7 +28,7 @@ def test_benchmark_imports_from_ml_factory_exist(path):
                 assert hasattr(capacity, item.name) or importlib.import_module(f"{node.module}.{item.name}"), item.name
 
 
-@pytest.mark.soak_except("backtest")
+@pytest.mark.soak
 @pytest.mark.parametrize("name", FEW)
 def test_benchmark_on_few_rows_agrees_with_peers_and_prints_json_timings(name):
     if name in NEEDS:

@@ -8,6 +8,7 @@ import pytest
 
 from ml_factory import Bundle, commands
 from ml_factory.features import custom
+from tests.small_data import SMALL_DATA_WORDS
 
 MODULE = """import numpy as np
 from ml_factory.features.custom import feature
@@ -81,7 +82,8 @@ def test_cli_prepare_train_export_predict_and_serve_with_imported_feature(
 
 
 def test_cli_prepare_names_imported_feature_that_it_leaves_out(call, prepared, own_file):
-    code, _, err = call("prepare", "--workspace", prepared.root, "--horizon", 5, "--import", own_file())
+    words = ("prepare", "--workspace", prepared.root, "--horizon", 5, *SMALL_DATA_WORDS)
+    code, _, err = call(*words, "--import", own_file())
     assert code == 0 and "imported, not prepared: high_over_low" in err and 'features.custom=["high_over_low"]' in err
 
 

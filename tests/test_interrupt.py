@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from ml_factory.commands import pipeline_verbs
-from ml_factory.interrupt import Interrupted, interrupt_message, interruptible
+from ml_factory.interrupt import interrupt_message, interruptible
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -64,12 +64,3 @@ def test_interruptible_keeps_ignored_signals_and_runs_in_other_threads():
     thread.start()
     thread.join()
     assert failed == []
-
-
-def test_interrupted_passes_except_exception_handlers():
-    with pytest.raises(Interrupted) as stopped:
-        try:
-            raise Interrupted(signal.SIGTERM)
-        except Exception as error:
-            raise AssertionError("was swallowed") from error
-    assert stopped.value.code == 143

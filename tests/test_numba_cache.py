@@ -6,9 +6,11 @@ import sys
 import time
 from pathlib import Path
 
+import numba
 import pytest
 
-from ml_factory.numba_cache import KEEP, numba_sources_hash
+from ml_factory import numba_cache
+from ml_factory.numba_cache import numba_sources_hash
 
 ROOT = Path(__file__).parents[1]
 
@@ -29,53 +31,19 @@ def test_sources_hash_changes_only_with_compiled_sources(tmp_path):
     assert len({before, moved, numba_sources_hash(tmp_path)}) == 3
 
 
-CALL = """
-import os, sys
-sys.path.insert(0, sys.argv[1])
-import ml_factory
-from ml_factory.caller import twice
-print(twice(1.0), len(os.listdir(os.path.dirname(os.environ["NUMBA_CACHE_DIR"]))))
-"""
-
-
-def run(package, home):
-    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
-    done = subprocess.run(
-        [sys.executable, "-c", CALL, str(package)], capture_output=True, text=True, check=False,
-        env=environment | {"XDG_CACHE_HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1"},  # its stamps count seconds
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    number, folders = done.stdout.split()
-    return float(number), int(folders)
-
-
-@pytest.mark.soak
-def test_numba_cache_recompiles_caller_after_change_in_called_kernel(tmp_path):
-    package = tmp_path / "ml_factory"
-    (package / "storage").mkdir(parents=True)
-    storage = ("__init__", "private_folder", "mounts")
-    for name in (
-        "__init__.py",
-        "numba_cache.py",
-        "redaction.py",
-        "errors.py",
-        "process_identity.py",
-        *(f"storage/{one}.py" for one in storage),
-    ):
-        (package / name).write_text((ROOT / "ml_factory" / name).read_text())
-    head = "from numba import njit\n"
-    (package / "caller.py").write_text(
-        head + "from ml_factory.called import half\n\n@njit(cache=True)\ndef twice(x):\n    return 4.0 * half(x)\n"
-    )
-    answers = []
-    for factor in (0.5, 0.5, 1.5, 2.5, 3.5):
-        (package / "called.py").write_text(head + f"\n@njit(cache=True)\ndef half(x):\n    return {factor} * x\n")
-        answers.append(run(tmp_path, tmp_path / "home"))
-    assert [answer for answer, _ in answers] == [2.0, 2.0, 6.0, 10.0, 14.0]
-    assert answers[-1][1] == 4 > KEEP  # all used today: another process may still write to one of them
-    for folder in (tmp_path / "home" / "ml_factory-kernels").iterdir():
-        os.utime(folder, (time.time() - 90_000,) * 2)
-    assert run(tmp_path, tmp_path / "home") == (14.0, KEEP)
+@pytest.mark.parametrize(("hours", "left"), [((1, 25, 26), {"1", "25"}), ((1, 2, 3), {"1", "2", "3"})])
+def test_numba_cache_folder_is_that_of_the_sources_and_old_ones_are_deleted(tmp_path, monkeypatch, hours, left):
+    """Three folders stay, and what was used today: another process may still write to it."""
+    monkeypatch.setattr(numba_cache, "private_folder", lambda name: tmp_path)
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    for age in hours:
+        (tmp_path / str(age)).mkdir()
+        os.utime(tmp_path / str(age), (time.time() - 3600 * age,) * 2)
+    numba_cache.set_numba_cache_folder()
+    own = tmp_path / numba_sources_hash()
+    assert os.environ["NUMBA_CACHE_DIR"] == numba.config.CACHE_DIR == str(own)
+    assert {path.name for path in tmp_path.iterdir()} == {own.name, *left}
 
 
 def test_numba_cache_keeps_numba_cache_dir_of_environment(tmp_path):

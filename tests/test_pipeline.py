@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from ml_factory import pipeline
 from ml_factory.checkpoints.manager import PhaseCheckpoints
 from ml_factory.data.io import write_bars
 from ml_factory.datasets.store import CURRENT
-from ml_factory.errors import BarsError, FactoryError, NotPreparedError, SettingsError, WorkspaceError
+from ml_factory.errors import BarsError, FactoryError, NotPreparedError, WorkspaceError
 from ml_factory.evaluation.baselines import BASELINES
 from ml_factory.settings import DataSpec, QuickLimits
 from ml_factory.storage.artifact_registry import ArtifactRegistry
@@ -35,7 +34,6 @@ NETWORK = {"epochs": 3, "hidden": 4, "lookback": 8, "batch": 128}
 SMALL = {"xgboost": BOOSTER, "lightgbm": BOOSTER, "catboost": BOOSTER, "lstm": NETWORK}
 P = ["p_short", "p_neutral", "p_long"]
 OTHER_LABELS = DataSpec(features=FEW_COLUMNS, labels=LabelSpec(k_up=2.0))
-NO_SHORT = DataSpec(features=FEW_COLUMNS, labels=LabelSpec(k_down=60.0))
 
 
 class Killed(BaseException):
@@ -98,15 +96,6 @@ def test_train_registers_calibrated_validation_metrics(finished, model="lstm"):
     assert summary["validation_log_loss"] == pytest.approx(reported["log_loss"], rel=1e-6)
 
 
-def test_prepare_with_other_settings_adds_data_set_and_keeps_first(prepared):
-    first = pipeline.prepare(prepared, "DEMO", (H,), settings=SMALL_DATA)
-    kept = content(first.folder)
-    second = pipeline.prepare(prepared, "DEMO", (H,), settings=OTHER_LABELS)
-    assert second.folder != first.folder and not second.reused
-    assert content(first.folder) == kept
-    assert pipeline.prepare(prepared, "DEMO", (H,), settings=SMALL_DATA).reused
-
-
 def test_pipeline_verbs_with_replaced_raw_bars_raise_until_prepare(prepared):
     raw = prepared.raw_bars("DEMO")
     old, first = raw.read_bytes(), pipeline.prepare(prepared, "DEMO", (H,), settings=SMALL_DATA)
@@ -147,12 +136,6 @@ def test_train_on_features_of_changed_code_raises_not_prepared(prepared, monkeyp
         train(prepared)
 
 
-@pytest.mark.parametrize(("horizons", "message"), [((), "No horizon"), ((0,), "HORIZON"), ((5, True), "HORIZON")])
-def test_prepare_invalid_horizons_raise_settings_error(horizons, message, prepared):
-    with pytest.raises(SettingsError, match=message):
-        pipeline.prepare(prepared, "DEMO", horizons, settings=SMALL_DATA)
-
-
 @pytest.mark.parametrize(
     ("horizons", "labels", "words"),
     [
@@ -170,12 +153,6 @@ def test_prepare_infeasible_labels_raise_and_keep_prepared_data(horizons, labels
 
 
 # ---- train: the same bits again ------------------------------------------------------------------------------------
-
-
-def test_train_of_finished_run_loads_result_without_training(finished):
-    again = train(finished, callbacks=(kill_after(1),))
-    assert again.reused and again.resumed_from is None and "was finished before" in again.summary()
-    assert len(again.history) == 3 and list(again.history["epoch"]) == [1, 2, 3]
 
 
 def test_train_killed_between_save_and_log_logs_epoch_once(prepared, monkeypatch, model="lstm"):
@@ -200,6 +177,8 @@ def test_train_killed_between_save_and_log_logs_epoch_once(prepared, monkeypatch
 
 
 REFUSED = [
+    lambda place: pipeline.prepare(place, "DEMO", ()),
+    lambda place: pipeline.prepare(place, "DEMO", (5, True)),
     lambda place: train(place, model_settings={"round": 3}),
     lambda place: train(place, seed=-1),
     lambda place: train(place, model="lstm", model_settings={"lookback": 5000}),
@@ -249,17 +228,6 @@ def test_load_predictions_rows_match_labels_and_splits(model, finished):
     assert (printed["label"].to_numpy() == labels["label"].to_numpy()[positions]).all()
     inside = sum(map(len, splits.values()))  # purged rows belong to no part
     assert len(printed) == inside < len(labels) if model == "xgboost" else 0 < len(printed) < inside
-
-
-def test_load_predictions_columns_are_short_neutral_long(prepared):
-    """A booster that may overfit gives most training rows their own label; columns in another order, few."""
-    eager = {"rounds": 150, "depth": 6, "min_leaf": 0.0, "learning_rate": 0.3, "l2": 0.0, "patience": 0}
-    train(prepared, model_settings=eager)
-    printed = pipeline.load_predictions(prepared, "DEMO", H, "xgboost")
-    learnt = printed[printed["split"] == "train"]
-    hits = {order: (learnt[list(order)].to_numpy().argmax(axis=1) - 1 == learnt["label"]).mean()
-            for order in permutations(P)}  # fmt: skip
-    assert hits.pop(tuple(P)) > 0.6 and max(hits.values()) < 0.45
 
 
 @pytest.mark.parametrize("model", ["xgboost", "lstm"])
@@ -373,24 +341,6 @@ def test_report_is_self_contained_and_lists_all_models(finished, drawn):
     assert "Learning" in page
 
 
-@pytest.mark.parametrize("model", ["xgboost", "lightgbm", "catboost"])
-def test_train_without_one_class_gives_finite_predictions_and_no_verdict(prepared, monkeypatch, model):
-    """As a fold may: `prepare` refuses such rows, so its check is taken out here. No verdict is given on them."""
-    monkeypatch.setattr(prepare, "check_class_sufficiency", lambda *_: None)
-    result = pipeline.prepare(prepared, "DEMO", (H,), settings=NO_SHORT)
-    assert result.label_balance.loc[H, "short"] == 0 < result.label_balance.loc[H, "long"]
-    trained = train(prepared, model)
-    printed = pipeline.load_predictions(prepared, "DEMO", H, model)[P]
-    assert np.isfinite(printed.to_numpy()).all()
-    np.testing.assert_allclose(printed.sum(axis=1), 1, atol=1e-9)
-    assert printed["p_short"].max() < 0.2
-    assert trained.report_path.is_file() and set(trained.metrics["name"]) == {model, *BASELINES}
-    assert trained.verdict.status == "not enough data"
-    assert trained.verdict.reason == "no train row is short; no validation row is short; no test row is short"
-    folds = pipeline.cross_validate(prepared, "DEMO", H, model, folds=2, model_settings=SMALL[model]).folds
-    assert sorted(folds["name"]) == sorted(2 * [model, f"{model}_uncalibrated", *BASELINES])
-
-
 # ---- QUICK ---------------------------------------------------------------------------------------------------------
 
 
@@ -412,7 +362,6 @@ def test_train_quick_limits_rounds_of_booster_and_rows_of_network(prepared, monk
     assert (
         "rounds" not in train(prepared, quick=True, model_settings={"depth": 3, "rounds": 5}).limited
     )  # our own limit
-    full = train(prepared)
     assert full.limited == {} and "QUICK" not in full.report_path.read_text(encoding="utf-8")
     assert "-quick-" in quick.run_id and "-quick" not in full.run_id
     assessed = {one.run_id: one.metrics.set_index(["split", "name"])["rows"] for one in (quick, full)}
@@ -440,7 +389,7 @@ class FullDisk:
 @pytest.mark.parametrize("name", ["fsync", "replace"])
 def test_prepare_on_full_disk_raises_and_keeps_prepared_data(name, prepared):
     before = content(prepared.root)
-    for good in range(100):
+    for good in (0, 1, 3, 6, 1_000):
         with pytest.MonkeyPatch.context() as patch:
             FullDisk(patch, name, good)
             try:
@@ -455,13 +404,12 @@ def test_prepare_on_full_disk_raises_and_keeps_prepared_data(name, prepared):
         if good == 3:
             with pytest.raises(NotPreparedError, match="Horizon 9"):
                 pipeline.load_labels(prepared, "DEMO", 9)
-    assert good >= 4  # each attempt goes on with what the one before could keep
+    assert good >= 6  # each attempt goes on with what the one before could keep
     assert len(pipeline.load_labels(prepared, "DEMO", 9))
 
 
 def test_train_on_full_disk_raises_then_resumes_with_same_predictions(prepared, finished, monkeypatch):
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
-    first = train(prepared, "lightgbm")
     before = content(prepared.root)
     full = {}
 
@@ -479,7 +427,6 @@ def test_train_on_full_disk_raises_then_resumes_with_same_predictions(prepared, 
     assert not list(prepared.root.rglob("*.tmp")) and not list(
         prepared.models.glob("DEMO/model-xgboost-*/artifact.json")
     )
-    assert train(prepared, "lightgbm").predictions_hash == first.predictions_hash
     again = train(prepared, "xgboost")
     assert again.resumed_from in (1, 2)  # the second save may have been on its way when the disk was full
     assert again.predictions_hash == train(finished, "xgboost").predictions_hash

@@ -2,7 +2,6 @@
 
 import threading
 
-import numba
 import pytest
 
 from ml_factory.progress import (
@@ -43,14 +42,6 @@ def test_phase_after_exception_ends_at_last_step_and_removes_watcher():
     assert len(received) == count
 
 
-def test_phase_rate_is_rows_per_second_capped_at_total_rows():
-    seen = []
-    with report_progress_to(seen.append), progress_phase("frames", 7) as done:
-        done(50)
-        assert seen[-1].done == 7
-    assert seen[-1].rate == pytest.approx(7 / seen[-1].seconds)
-
-
 def test_record_of_nested_phases_lists_outer_phase_only():
     with record_progress() as ended:
         with progress_phase("proof", 10) as done:
@@ -60,31 +51,6 @@ def test_record_of_nested_phases_lists_outer_phase_only():
         with progress_phase("writing", 3):
             pass
     assert [(one.name, one.done) for one in ended] == [("proof", 10), ("writing", 3)]
-
-
-def test_phase_without_total_reports_rows_at_end():
-    with record_progress() as ended, report_progress_to(lambda one: seen.append(one.rows)):
-        seen = []
-        with progress_phase("reading") as done:
-            done(12)
-    assert seen == [None, None, 12] and ended[0].done == 12
-
-
-def test_phase_records_compile_time_of_first_kernel_call():
-    @numba.njit
-    def inner(x):
-        return x + 1.0
-
-    @numba.njit
-    def outer(x):
-        return inner(x) * 2.0
-
-    with record_progress() as ended:
-        for _ in range(2):
-            with progress_phase("features", 1):
-                outer(1.0)
-    cold, warm = ended
-    assert 0.0 < cold.compiled <= cold.seconds and warm.compiled == 0.0
 
 
 def test_heartbeat_line_states_work_phase_total_and_elapsed_time():
@@ -104,12 +70,6 @@ def test_heartbeat_line_states_work_phase_total_and_elapsed_time():
     with progress_phase("labels", 5):
         pass
     assert len(lines) == count and not any(thread.name == "heartbeat" for thread in threading.enumerate())
-
-
-def test_heartbeat_thread_stops_after_exception_in_block():
-    with pytest.raises(ZeroDivisionError), Heartbeat(lambda line: None, seconds=60.0):
-        raise ZeroDivisionError
-    assert not any(thread.name == "heartbeat" for thread in threading.enumerate())
 
 
 def test_phase_line_rate_and_remaining_time_match_hand_calculation():

@@ -11,7 +11,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +20,7 @@ from ml_factory.background import BackgroundThread
 from ml_factory.checkpoints.checkpoint_folder import USER_SUFFIX, CheckpointFolder
 from ml_factory.checkpoints.latest_training import latest_training_checkpoint
 from ml_factory.checkpoints.lease import RENEW_SECONDS, LeaseTakenOverError, PhaseLease
-from ml_factory.checkpoints.schedule import SaveSchedule, SaveTimer, reserved_save_seconds
+from ml_factory.checkpoints.schedule import SaveTimer, reserved_save_seconds
 from ml_factory.checkpoints.stop_signals import stop
 from ml_factory.errors import CheckpointError, FactoryError, SessionOverError, SettingsError, WorkspaceError
 from ml_factory.process_identity import process_id
@@ -61,8 +61,8 @@ class PhaseCheckpoints:
 
     def __init__(self, manager: "CheckpointManager", name: str):
         self._manager, self.folder, self._writer = manager, manager.folder, manager.writer
-        self.run, self.name = manager.save_run, check_phase_name(name, "phase")
-        self._timer, self._ending = SaveTimer(manager.auto_seconds, manager.schedule), manager.schedule.ending
+        self.run, self.name = manager.save_run, _check_phase_name(name, "phase")
+        self._timer = SaveTimer(manager.auto_seconds, manager.clock)
         self.last_save: dict | None = None
         self.lease = PhaseLease(
             self.folder.leases / f"{fingerprint_json([self.run, name])[:16]}.json",
@@ -81,7 +81,7 @@ class PhaseCheckpoints:
 
     def _is_stopping(self) -> bool:
         """Return True after a signal, or when the session is about to end: the next step then saves."""
-        return stop.requested is not None or self._ending(self._save_seconds())
+        return stop.requested is not None or self._manager.ending(self._save_seconds())
 
     def _save_seconds(self) -> float:
         """Return the seconds until the last save in this folder survived the loss of this machine."""
@@ -274,23 +274,27 @@ class CheckpointManager:
     ----------
     folder : folder of all runs' checkpoints (`workspace.checkpoints`).
     auto_save_minutes : interval of saves that are not forced. The first is made at once, and for this long after it one
-        every `schedule.first_save_minutes`: a new run has most to lose.
+        every two minutes: a new run has most to lose.
     keep_last : number of checkpoints kept of each phase, at least two; the best one is kept in addition.
     run : name of the run, usually a fingerprint; a run never loads another run's checkpoint. Without one,
         `load_latest_checkpoint` finds the newest that any training of this workspace saved.
     background : `save_checkpoint` returns when the values are copied in memory, and a thread writes them; otherwise
         they are on the disk when it returns.
-    schedule : when to save besides; see `SaveSchedule`.
+    ending : returns True when the session is about to end, given the seconds until a save is in the workspace (on the
+        mount, if there is one); called at every step boundary. The state is then saved once more, and SessionOver ends
+        the work.
+    clock : monotonic seconds.
     during_training : `run` is a training's: its checkpoints are read, and saves made here are stored separately, so
         that the training resumes from its own.
 
     Attributes: `folder`, the files; `save_run`, the run whose files are written; `writer`, which runs the writes in
-    order; `auto_seconds`, `schedule`.
+    order; `auto_seconds`, `ending`, `clock`.
     """
 
     def __init__(
         self, folder: str | os.PathLike, auto_save_minutes: float = 30, keep_last: int = 3, run: str = NO_RUN, *,
-        background: bool = True, schedule: SaveSchedule | None = None, during_training: bool = False,
+        background: bool = True, ending: Callable[[float], bool] = lambda save_seconds: False,
+        clock: Callable[[], float] = time.monotonic, during_training: bool = False,
     ):  # fmt: skip
         if not auto_save_minutes >= 0:
             raise SettingsError(
@@ -298,9 +302,9 @@ class CheckpointManager:
             )
         if type(keep_last) is not int or keep_last < 1:
             raise SettingsError("At least one checkpoint is kept", where="keep_last", got=keep_last, wanted=">= 1")
-        self.run = check_phase_name(run, "run")
-        self.save_run = check_phase_name(f"{run}{USER_SUFFIX}" if during_training else run, "run")
-        self.auto_seconds, self.schedule = auto_save_minutes * 60, schedule or SaveSchedule()
+        self.run = _check_phase_name(run, "run")
+        self.save_run = _check_phase_name(f"{run}{USER_SUFFIX}" if during_training else run, "run")
+        self.auto_seconds, self.ending, self.clock = auto_save_minutes * 60, ending, clock
         self._phases: dict[str, PhaseCheckpoints] = {}
         self._warned = False  # of an unfitted model
         self.folder = CheckpointFolder(folder, keep_last)
@@ -353,7 +357,7 @@ class CheckpointManager:
     def list_checkpoints(self, phase: str | None = None) -> list[dict]:
         """List the verified checkpoints of one phase or of all, oldest first, at most `keep_last` of each."""
         self.writer.wait()
-        names = [check_phase_name(phase, "phase")] if phase else self.folder.phases(self.save_run)
+        names = [_check_phase_name(phase, "phase")] if phase else self.folder.phases(self.save_run)
         return [info for name in names for info in self.folder.list_verified(self.save_run, name)]
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -447,7 +451,7 @@ def _set_status(saved: dict, status: str) -> None:
     saved.update(status=status, status_at=time.time())
 
 
-def check_phase_name(name: str, field: str) -> str:
+def _check_phase_name(name: str, field: str) -> str:
     """Return the name if it is legal in a file's name. Raises SettingsError with a legal one.
 
     field : what is named.

@@ -5,39 +5,12 @@ time reserved for the last save.
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-
-from ml_factory.errors import SettingsError
 
 # Worst ratio of a save's duration to its forecast; the reserve at a session's end is paid once.
 _SAVE_MARGIN = 3.0
 _MIN_RESERVE = 15.0
 _RETRY_SECONDS = 5.0  # until a refused save is due again
-
-
-@dataclass(frozen=True)
-class SaveSchedule:
-    """Schedule of saves, besides one every `auto_save_minutes` of the manager.
-
-    Parameters
-    ----------
-    first_save_minutes : interval of saves while the run is young.
-    ending : returns True when the session is about to end, given the seconds until a save is in the workspace (on the
-        mount, if there is one); called at every step boundary. The state is then saved once more, and SessionOver ends
-        the work.
-    clock : monotonic seconds.
-    """
-
-    first_save_minutes: float = 2
-    ending: Callable[[float], bool] = lambda save_seconds: False
-    clock: Callable[[], float] = time.monotonic
-
-    def __post_init__(self) -> None:
-        if not self.first_save_minutes >= 0:
-            raise SettingsError(
-                "A time between saves is not negative", where="first_save_minutes", got=self.first_save_minutes,
-                wanted=">= 0",
-            )  # fmt: skip
+_YOUNG_SECONDS = 120.0  # between two saves of a young run, which has most to lose
 
 
 class SaveTimer:
@@ -45,14 +18,13 @@ class SaveTimer:
 
     Parameters
     ----------
-    interval : seconds between two saves of a run that is no longer young.
-    schedule : its clock, and the minutes between saves until `interval` has passed since the first one: a new run has
-        most to lose.
+    interval : seconds between two saves, once as many have passed since the first one; two minutes until then.
+    clock : monotonic seconds.
     """
 
-    def __init__(self, interval: float, schedule: SaveSchedule):
-        self._interval, self._clock = interval, schedule.clock
-        self._first_interval = min(schedule.first_save_minutes * 60, interval)
+    def __init__(self, interval: float, clock: Callable[[], float] = time.monotonic):
+        self._interval, self._clock = interval, clock
+        self._first_interval = min(_YOUNG_SECONDS, interval)
         self._first_save: float | None = None
         self._last_save: float | None = None
         self._retry_at = math.inf

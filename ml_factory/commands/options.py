@@ -21,7 +21,7 @@ from ml_factory.storage.workspace import Workspace, check_symbol, workspace_symb
 AT_LEAST_0, AT_LEAST_1 = Parameter(validator=Number(gte=0)), Parameter(validator=Number(gte=1))
 
 
-def check_horizons(_: object, given: int | Sequence[int]) -> None:
+def _check_horizons(_: object, given: int | Sequence[int]) -> None:
     """Check a horizon, or several. Raises SettingsError."""
     for horizon in [given] if isinstance(given, int) else given:
         check_horizon(horizon)
@@ -29,8 +29,8 @@ def check_horizons(_: object, given: int | Sequence[int]) -> None:
 
 Texts = tuple[str, ...]
 HORIZON_HELP = "Bars of the 5-minute frame until the vertical barrier."
-Horizon = Annotated[int, Parameter(help=HORIZON_HELP, validator=check_horizons)]
-Horizons = Annotated[tuple[int, ...], Parameter("--horizon", help="Several times.", validator=check_horizons)]
+Horizon = Annotated[int, Parameter(help=HORIZON_HELP, validator=_check_horizons)]
+Horizons = Annotated[tuple[int, ...], Parameter("--horizon", help="Several times.", validator=_check_horizons)]
 Model = Annotated[str, Parameter(help="One of " + ", ".join(available_models()) + ".")]
 Models = Annotated[Texts, Parameter("--model", help="Several times; empty: all.")]
 Finished = Annotated[str, Parameter(help="A finished model, or stack.")]

@@ -27,10 +27,9 @@ _MOST_OF_TEXT, _MOST_OF_COLUMNS = 50, 400  # times its stored size: bars grow 5 
 _EXACT = {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
 
 
-def read_bars_table(
-    path: str | os.PathLike, *, copy: Path | None = None, delimiter: str | None = None, skip_bad: bool = False
-) -> pd.DataFrame:
-    """Read the table in a Parquet or CSV file (also .gz), whatever its columns.
+def read_bars_table(path: str | os.PathLike, *, copy: Path | None = None, skip_bad: bool = False) -> pd.DataFrame:
+    """Read the table in a Parquet or CSV file (also .gz; delimited by comma, semicolon, tab or bar), whatever its
+    columns.
 
     Notes about the table are in `.attrs["notes"]`.
 
@@ -38,7 +37,6 @@ def read_bars_table(
     ----------
     path : also gs://bucket/folder/file, which is downloaded once
     copy : a copy of the file, read in its place; messages name `path`
-    delimiter : of a CSV; None: inferred from its first lines (comma, semicolon, tab or bar)
     skip_bad : leave out lines of a CSV with another number of fields; `.attrs["skipped"]` has their (number, text)
 
     Raises
@@ -53,7 +51,7 @@ def read_bars_table(
         raise BarsError("This is a workbook or an archive", where=path, wanted="Parquet or CSV", next_step=step)
     if head[:4] == b"PAR1" or path.suffix.lower() in (".parquet", ".pq"):
         return _read_parquet(path, local)
-    return _read_csv(path, local, head, delimiter, skip_bad)
+    return _read_csv(path, local, head, skip_bad)
 
 
 def resolve_bars_file(source: str | os.PathLike) -> Path:
@@ -118,7 +116,7 @@ def _read_parquet(path: Path, local: Path) -> pd.DataFrame:
         raise BarsError("This Parquet file cannot be read", where=path, got=got, next_step=step) from error
 
 
-def _read_csv(path: Path, local: Path, head: bytes, delimiter: str | None, skip_bad: bool) -> pd.DataFrame:
+def _read_csv(path: Path, local: Path, head: bytes, skip_bad: bool) -> pd.DataFrame:
     try:
         content = _read_gzip(path, local) if head[:2] == b"\x1f\x8b" else local.read_bytes()
         encoding = next((name for mark, name in _TEXT_MARKS.items() if content.startswith(mark)), "utf-8")
@@ -131,7 +129,7 @@ def _read_csv(path: Path, local: Path, head: bytes, delimiter: str | None, skip_
         raise BarsError("This file is cut short", where=path, got=error, next_step="download it again") from error
     skipped = []
     try:
-        width, delimiter = _check_layout(path, text, delimiter)
+        width, delimiter = _check_layout(path, text)
         if skip_bad and (skipped := _ragged_lines(text, delimiter, width)):
             left_out = {number for number, _ in skipped}
             text = "".join(f"{line}\n" for number, line in enumerate(text.splitlines(), 1) if number not in left_out)
@@ -167,14 +165,14 @@ def _ragged_lines(text: str, delimiter: str, width: int) -> list[tuple[int, str]
     ]  # fmt: skip
 
 
-def _check_layout(path: Path, text: str, delimiter: str | None) -> tuple[int, str]:
+def _check_layout(path: Path, text: str) -> tuple[int, str]:
     """Return the number of fields and the delimiter; refuse text without a header."""
     first = next((line for line in text[:_HEAD_BYTES].splitlines() if line.strip()), "")
-    delimiter = delimiter or max(DELIMITERS, key=first.count)
+    delimiter = max(DELIMITERS, key=first.count)
     header, got = _fields(first, delimiter), f"first line {first[:80]!r}"
     if len(header) < 5:
         wanted = "column names separated by comma, semicolon, tab or '|'"
-        raise BarsError("No columns found", where=path, got=got, wanted=wanted, next_step="give another delimiter")
+        raise BarsError("No columns found", where=path, got=got, wanted=wanted, next_step="export it so")
     if not any(letter.isalpha() for name in header for letter in name):
         step = "add: " + delimiter.join(("timestamp", "open", "high", "low", "close", "volume"))
         raise BarsError("The first line is no header", where=path, got=got, wanted="column names", next_step=step)

@@ -30,14 +30,11 @@ class BarFinding:
     message: str
     next_step: str = ""
 
-    def __post_init__(self):
-        assert self.severity in SEVERITIES, self.severity
-
     def to_dict(self, limit: int | None = 20) -> dict:
         """Return JSON values: number of rows, their ranges as text, and the first `limit` rows (None: all)."""
         return {
             "kind": self.kind, "severity": self.severity, "count": len(self.rows),
-            "which": format_row_ranges(self.rows), "rows": self.rows[:limit].tolist(), "message": self.message,
+            "which": _format_row_ranges(self.rows), "rows": self.rows[:limit].tolist(), "message": self.message,
         }  # fmt: skip
 
 
@@ -102,7 +99,7 @@ def pluralize_count(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
-def format_row_ranges(rows: np.ndarray, limit: int = 4) -> str:
+def _format_row_ranges(rows: np.ndarray, limit: int = 4) -> str:
     """Format rows in increasing order as ranges: '0-9, 17, 20-22, ...'."""
     rows = np.sort(rows)
     runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1) if len(rows) else []

@@ -28,7 +28,6 @@ def import_bars(
     symbol: str,
     spec: RawBarSpec | None = None,
     *,
-    delimiter: str | None = None,
     roll: RollSpec | None = None,
     calendar: str | None = None,
 ) -> BarReport:
@@ -43,7 +42,6 @@ def import_bars(
     source : a file (also gs://bucket/folder/file), or a table
     workspace, symbol : the destination
     spec : spelling of the bars
-    delimiter : of a CSV
     roll : joins bars of several contracts to one series (`rolls.build_continuous_contract`); the file then also has
         `contract` and `chain` (for features)
     calendar : calendar for the rolls, if it is not to be looked up by symbol
@@ -51,7 +49,7 @@ def import_bars(
     spec, path = spec or RawBarSpec(), workspace.raw_bars(symbol)
     where = "bars" if isinstance(source, pd.DataFrame) else source
     file = None if isinstance(source, pd.DataFrame) else resolve_bars_file(source)
-    raw = source if file is None else read_bars_table(file, delimiter=delimiter, skip_bad=spec.skip_bad)
+    raw = source if file is None else read_bars_table(file, skip_bad=spec.skip_bad)
     rows, skipped = len(raw) + len(raw.attrs.get("skipped", ())), pd.DataFrame()
     if spec.skip_bad:
         raw, skipped = drop_bad_rows(raw, spec, where)

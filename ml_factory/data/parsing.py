@@ -138,7 +138,7 @@ def match_bar_columns(
         raise BarsError(
             f"Missing column {', '.join(map(repr, absent))}",
             where=where or "bars",
-            got="columns " + ", ".join(map(repr, raw.columns.tolist())),
+            got="columns " + ", ".join(repr(name)[:60] for name in raw.columns[:20].tolist()),
             wanted="timestamp, open, high, low, close and perhaps volume",
             next_step="name them: --columns close=Schluss, or rename the columns in the first line",
         )

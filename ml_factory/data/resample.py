@@ -73,9 +73,7 @@ def empty_bars(minutes: int = 1) -> ResampledBars:
     return ResampledBars(minutes, times, times, *[prices] * 4, None, marks, marks)
 
 
-def resample_bars(
-    bars: "pd.DataFrame | BarChunk", market: MarketSpec, minutes: int, *, bar_minutes: int | None = None
-) -> ResampledBars:
+def resample_bars(bars: "pd.DataFrame | BarChunk", market: MarketSpec, minutes: int) -> ResampledBars:
     """Resample to bars of `minutes`, anchored at each session's open; 1440 is the exchange day, whatever its length.
 
     A bucket is known at its nominal end, or at the session's close for the last short one; minutes without trades
@@ -92,9 +90,8 @@ def resample_bars(
         `ResampledBars`
     market : the market
     minutes : length of the new bars
-    bar_minutes : length of the bars; None: the market's
     """
-    return BarStream(market, minutes, bar_minutes=bar_minutes).push(bars)
+    return BarStream(market, minutes).push(bars)
 
 
 def resample_minute_bars_for_labels(bars: pd.DataFrame, market: MarketSpec, base: int) -> ResampledBars | None:
@@ -183,13 +180,12 @@ class BarStream:
 
     Segments are counted from the first bar ever pushed; the count is part of the state, which is saved exactly.
 
-    market, minutes, bar_minutes : as in `resample_bars`
+    market, minutes : as in `resample_bars`
     """
 
-    def __init__(self, market: MarketSpec, minutes: int, *, bar_minutes: int | None = None):
-        self.market, self.minutes, self.bar_minutes = market, minutes, bar_minutes or market.bar_minutes
-        check_resample_length(minutes, self.bar_minutes)
-        self._bar_ns = self.bar_minutes * MINUTE_NS
+    def __init__(self, market: MarketSpec, minutes: int):
+        check_resample_length(minutes, market.bar_minutes)
+        self.market, self.minutes, self._bar_ns = market, minutes, market.bar_minutes * MINUTE_NS
         self._position: dict[str, int] = dict(FIRST_POSITION)
         # The unfinished bucket: start, until, known_at, session, segment, whether it is there; prices, volume, chain.
         self._marks, self._prices = np.zeros(6, np.int64), np.zeros(6)
@@ -216,7 +212,7 @@ class BarStream:
             intervals = _intervals_of_week(week, self.market.calendar)
         else:
             intervals = trading_intervals(np.unique(start // DAY_NS), self.market.calendar)
-        silence_ns = (self.market.hole_minutes + self.bar_minutes) * MINUTE_NS
+        silence_ns = self.market.hole_minutes * MINUTE_NS + self._bar_ns
         found = segments_of_bars(start, contract, intervals, self._bar_ns, silence_ns, self._position)
         inside, interval, segment, rolled, self._position = found
         if not inside.all():
@@ -247,8 +243,8 @@ class BarStream:
 
     def _settings(self) -> dict:
         """Return the settings that a saved state must share."""
-        market = {name: getattr(self.market, name) for name in ("calendar", "hole_minutes", "has_volume")}
-        return {"version": _VERSION, "minutes": self.minutes, "bar_minutes": self.bar_minutes} | market
+        names = ("calendar", "hole_minutes", "has_volume", "bar_minutes")
+        return {"version": _VERSION, "minutes": self.minutes} | {name: getattr(self.market, name) for name in names}
 
     def _emit(
         self, start: np.ndarray, columns: tuple, interval: np.ndarray, segment: np.ndarray, rolled: np.ndarray,

@@ -38,14 +38,14 @@ class LinearScaler:
         scale = np.where(scale > 1e-12 * np.maximum(1.0, np.abs(center)), scale, 1.0)
         return cls(np.where(np.isfinite(center), center, 0.0), scale, float(clip))
 
-    def transform(self, x_NF: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Return float32 (N, F), written into `out` where given."""
+    def transform(self, x_NF: np.ndarray) -> np.ndarray:
+        """Return float32 (N, F)."""
 
         def scaled(block: np.ndarray) -> np.ndarray:
             block = (block.astype(np.float64) - self.center) / self.scale
             return np.clip(block, -self.clip, self.clip, out=block)
 
-        return _by_blocks(scaled, x_NF, len(self.center), out, type(self).__name__)
+        return _by_blocks(scaled, x_NF, len(self.center), type(self).__name__)
 
     def to_dict(self) -> dict:
         return {"kind": self.kind, "center": self.center.tolist(), "scale": self.scale.tolist(), "clip": self.clip}
@@ -141,8 +141,8 @@ class QuantileScaler:
         shares = tuple(np.linspace(0, 1, knots).tolist())
         return cls(np.nan_to_num(column_quantiles(np.asarray(x_NF, np.float32), shares, rows), nan=0.0), shape)
 
-    def transform(self, x_NF: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Return ranks as float32 (N, F), 0 for a missing value, written into `out` where given.
+    def transform(self, x_NF: np.ndarray) -> np.ndarray:
+        """Return ranks as float32 (N, F), 0 for a missing value.
 
         A value beyond the outer knots has their rank. Raises SettingsError for another number of columns.
         """
@@ -159,7 +159,7 @@ class QuantileScaler:
                 return 2 * made - 1
             return np.clip(special.ndtri(made), -self.clip, self.clip)
 
-        return _by_blocks(ranked, x_NF, len(self.knots), out, type(self).__name__)
+        return _by_blocks(ranked, x_NF, len(self.knots), type(self).__name__)
 
     def to_dict(self) -> dict:
         return {"kind": self.kind, "shape": self.shape, "clip": self.clip, "knots": self.knots.tolist()}
@@ -188,7 +188,7 @@ def _blocks(x_NF: np.ndarray, rows: np.ndarray | None) -> Iterator[np.ndarray]:
         yield x_NF[block if rows is None else rows[block]].astype(np.float64)
 
 
-def _by_blocks(scaled, x_NF: np.ndarray, features: int, out: np.ndarray | None, name: str) -> np.ndarray:
+def _by_blocks(scaled, x_NF: np.ndarray, features: int, name: str) -> np.ndarray:
     if x_NF.ndim != 2 or x_NF.shape[1] != features:
         raise SettingsError(
             "These features are not the ones the scaler was fitted on",
@@ -197,7 +197,7 @@ def _by_blocks(scaled, x_NF: np.ndarray, features: int, out: np.ndarray | None, 
             wanted=f"{features} columns",
             next_step="build the features with the settings the scaler was stored with",
         )
-    out = np.empty(x_NF.shape, np.float32) if out is None else out
+    out = np.empty(x_NF.shape, np.float32)
     for first in range(0, len(x_NF), BLOCK_ROWS):
         block = scaled(x_NF[first : first + BLOCK_ROWS])
         out[first : first + BLOCK_ROWS] = np.nan_to_num(block, copy=False, nan=0.0)

@@ -56,7 +56,7 @@ class DatasetStore:
     @classmethod
     def find(cls, processed: Path, fingerprint: str) -> "DatasetStore | None":
         """Return the committed data set of this fingerprint with every hash checked, or None where it must be built."""
-        folder = dataset_folder(processed, fingerprint)
+        folder = _dataset_folder(processed, fingerprint)
         manifest = read_dataset_manifest(folder)
         if manifest is None or manifest["fingerprint"] != fingerprint:
             return None
@@ -69,7 +69,7 @@ class DatasetStore:
 
         fingerprint : hex digest of all that decides the content
         """
-        return cls.find(processed, fingerprint) or cls(dataset_folder(processed, fingerprint), fingerprint, None)
+        return cls.find(processed, fingerprint) or cls(_dataset_folder(processed, fingerprint), fingerprint, None)
 
     @classmethod
     def current(cls, processed: Path) -> "DatasetStore":
@@ -90,7 +90,7 @@ class DatasetStore:
         name = stored.get("fingerprint") if isinstance(stored, dict) else None
         if not isinstance(name, str) or not re.fullmatch(r"[0-9a-f]{12,}", name):
             raise NotPreparedError("The pointer to the prepared data is damaged", where=pointer, next_step=REBUILD)
-        folder = dataset_folder(processed, name)
+        folder = _dataset_folder(processed, name)
         manifest = read_dataset_manifest(folder)
         if manifest is None:
             raise NotPreparedError(
@@ -297,7 +297,7 @@ class DatasetStore:
         self._written[name] = {"hash": _hash_of(path), "bytes": path.stat().st_size}
 
 
-def dataset_folder(processed: Path, fingerprint: str) -> Path:
+def _dataset_folder(processed: Path, fingerprint: str) -> Path:
     """Return the folder of the data set of this fingerprint."""
     return Path(processed) / fingerprint[:12]
 

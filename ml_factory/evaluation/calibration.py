@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ml_factory.errors import CheckpointError, SettingsError, refuse_damaged_content
 from ml_factory.evaluation.intervals import ConfidenceInterval, gain_interval
 from ml_factory.evaluation.metrics import CLASS_NAMES, CLASSES, check_metric_rows
 from ml_factory.lazy_module import LazyModule
@@ -14,6 +13,7 @@ from ml_factory.models.base import softmax
 
 optimize, special = LazyModule("scipy.optimize"), LazyModule("scipy.special")  # only a fit reads them
 SMALLEST = 1e-12  # floor of probabilities, so that their logarithm is finite
+BINS = 10  # of a reliability diagram
 ABSENT = -1e5  # log-probability of an impossible class: 0 at every allowed temperature
 
 
@@ -39,14 +39,6 @@ class Calibration:
     # Standard deviations of the priors of each bias and of log T, both centred at no change. Chosen on validation rows
     # of eight files: fitted on one part of them, evaluated on the part after it (docs/log.md).
     BIAS_SPREAD, LOG_TEMPERATURE_SPREAD = 0.2, 0.5
-
-    def __post_init__(self):
-        object.__setattr__(self, "bias", tuple(float(value) for value in self.bias))
-        numbers = [self.temperature, *self.bias]
-        if not (np.isfinite(numbers).all() and self.temperature > 0 and len(self.bias) == len(CLASSES)):
-            raise SettingsError(
-                "No such calibration", got=numbers, wanted="a temperature above 0, and biases of short, neutral, long"
-            )
 
     @classmethod
     def fit(cls, logp_N3, y, w=None, *, horizon: int = 1) -> "Calibration":
@@ -83,7 +75,7 @@ class Calibration:
         found = optimize.minimize(objective, np.zeros(1 + len(CLASSES)), jac=True, method="L-BFGS-B", bounds=bounds,
                          options={"ftol": 1e-14, "gtol": 1e-9, "maxiter": 500})  # fmt: skip
         bias = found.x[1:] - found.x[1:].mean()
-        return cls(float(np.exp(found.x[0])), tuple(bias))
+        return cls(float(np.exp(found.x[0])), tuple(bias.tolist()))
 
     def apply(self, p_N3) -> np.ndarray:
         """Return calibrated probabilities, float64 (N, 3)."""
@@ -103,8 +95,7 @@ class Calibration:
     @classmethod
     def from_dict(cls, facts: Mapping) -> "Calibration":
         """Read the values of `to_dict`."""
-        with refuse_damaged_content(CheckpointError, "This calibration is damaged", next_step="train the model again"):
-            return cls(float(facts["temperature"]), tuple(map(float, facts["bias"])))
+        return cls(facts["temperature"], tuple(facts["bias"]))
 
 
 def independent_row_count(y, p_N3, w=None, *, horizon: int = 1) -> float:
@@ -169,30 +160,28 @@ def calibration_by_class(
     return pd.DataFrame(table)
 
 
-def reliability_table(y, p_N3, bins: int = 10, w=None, *, horizon: int = 1) -> pd.DataFrame:
+def reliability_table(y, p_N3, *, horizon: int = 1) -> pd.DataFrame:
     """Return the observed frequency by predicted probability, per class and bin of equally many rows.
 
     Parameters
     ----------
-    bins : number of bins.
     horizon : rows over which one label reaches. Overlapping labels are not independent, so the standard error counts
-        (Σw)²/Σw²/horizon of them, which is cautious.
+        one row in `horizon`, which is cautious.
 
     Returns
     -------
     DataFrame with a row per class and non-empty bin: class (-1, 0, 1), low, high (the bin's edges), probability (mean
-    predicted), frequency (weighted share observed), error (binomial standard error), rows.
+    predicted), frequency (share observed), error (binomial standard error), rows.
     """
-    code, p_N3, w = check_metric_rows(y, p_N3, w)
+    code, p_N3, _ = check_metric_rows(y, p_N3)
     pieces = []
     for k, name in enumerate(CLASSES):
-        predicted_N, happened = p_N3[w > 0, k], (code == k)[w > 0].astype(np.float64)
-        weight, edges = w[w > 0], np.unique(np.quantile(predicted_N, np.linspace(0, 1, bins + 1)))
+        predicted_N, edges = p_N3[:, k], np.unique(np.quantile(p_N3[:, k], np.linspace(0, 1, BINS + 1)))
         which = np.searchsorted(edges[1:-1], predicted_N)
         inside = np.unique(which)
-        total = np.bincount(which, weights=weight)[inside]
-        share = np.bincount(which, weights=weight * happened)[inside] / total
-        independent = total**2 / np.bincount(which, weights=weight**2)[inside] / max(1, horizon)
+        rows = np.bincount(which)[inside]
+        share = np.bincount(which, weights=code == k)[inside] / rows
+        independent = rows / max(1, horizon)
         # Two hits and two misses are added (Agresti and Coull 1998): a bin without a hit is not certain.
         guarded = (share * independent + 2) / (independent + 4)
         pieces.append(
@@ -201,10 +190,10 @@ def reliability_table(y, p_N3, bins: int = 10, w=None, *, horizon: int = 1) -> p
                     "class": name,
                     "low": edges[inside],
                     "high": edges[np.minimum(inside + 1, len(edges) - 1)],
-                    "probability": np.bincount(which, weights=weight * predicted_N)[inside] / total,
+                    "probability": np.bincount(which, weights=predicted_N)[inside] / rows,
                     "frequency": share,
                     "error": np.sqrt(guarded * (1 - guarded) / (independent + 4)),
-                    "rows": np.bincount(which)[inside],
+                    "rows": rows,
                 }
             )
         )

@@ -100,10 +100,10 @@ def plot_gaps(gaps: pd.DataFrame, title: str = "Every gap, and the reason for it
     return figure
 
 
-def plot_label_balance(balance: pd.DataFrame, title: str = "Label balance by horizon") -> Figure:
+def plot_label_balance(balance: pd.DataFrame) -> Figure:
     """Plot the shares of each label per row of `balance` (index: horizon; columns: label names, ambiguous)."""
     shares = balance.astype(float).div(balance.sum(axis=1), axis=0).fillna(0.0)
-    figure, (ax,) = new_styled_figure(title, 1.15 + 0.42 * len(balance))
+    figure, (ax,) = new_styled_figure("Label balance by horizon", 1.15 + 0.42 * len(balance))
     start, rows = np.zeros(len(balance)), np.arange(len(balance))
     for name, share in shares.items():
         bars = ax.barh(rows, share, left=start, height=0.66, color=INK[LABEL_INK.get(name, name)], label=name)
@@ -119,19 +119,18 @@ def plot_label_balance(balance: pd.DataFrame, title: str = "Label balance by hor
 
 
 def plot_frame_alignment(
-    base: ResampledBars, coarse: Sequence[ResampledBars], visible: Sequence[np.ndarray], row: int, hours: float = 3.0,
-    title: str = "Bars that a row may read",
-) -> Figure:  # fmt: skip
+    base: ResampledBars, coarse: Sequence[ResampledBars], visible: Sequence[np.ndarray], row: int
+) -> Figure:
     """Plot the coarse bar that each base row reads: the newest one that was complete at the row's `known_at`.
 
     Parameters
     ----------
     visible : per coarse frame int64 (len(base),), position of the bar joined to each base row, -1 for none.
-    row : the base row to mark; `hours` of bars around it are drawn.
+    row : the base row to mark; three hours of bars around it are drawn.
     """
     now, hour = int(base.known_at[row]), 3_600_000_000_000
-    edges = np.array([now - 0.72 * hours * hour, now, now + 0.28 * hours * hour]).astype(np.int64)
-    figure, (ax,) = new_styled_figure(title, 1.35 + 0.62 * (len(coarse) + 1))
+    edges = np.array([now - 2.16 * hour, now, now + 0.84 * hour]).astype(np.int64)
+    figure, (ax,) = new_styled_figure("Bars that a row may read", 1.35 + 0.62 * (len(coarse) + 1))
     lanes = [(base, row), *((frame, int(seen[row])) for frame, seen in zip(coarse, visible, strict=True))]
     for lane, (frame, seen) in enumerate(lanes):
         near = np.flatnonzero((frame.known_at > edges[0]) & (frame.start < edges[2]))

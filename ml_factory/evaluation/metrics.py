@@ -13,8 +13,10 @@ from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 from ml_factory.evaluation.intervals import ConfidenceInterval, gain_interval_by_class
 from ml_factory.models.rows import CLASSES
 
+PRIOR = "prior"
 CLASS_NAMES = ("short", "neutral", "long")
 PROBABILITIES = [f"p_{name}" for name in CLASS_NAMES]  # columns of every table of predictions
+BINS = 15  # of the expected calibration error
 FLOOR = float(np.finfo(np.float64).eps)  # a probability of 0 costs -log(2.2e-16) = 36 nats, as in scikit-learn
 
 
@@ -89,14 +91,14 @@ def classification_metrics(y, p_N3, w=None) -> Iterator[tuple[str, float]]:
     yield "ece", expected_calibration_error(y, p_N3, w)
 
 
-def expected_calibration_error(y, p_N3, w=None, bins: int = 15) -> float:
+def expected_calibration_error(y, p_N3, w=None) -> float:
     """Return the weighted mean over confidence bins of |accuracy - confidence| of the top class (Guo et al. 2017, eq.
     3).
     """
     code, p_N3, w = check_metric_rows(y, p_N3, w)
     confidence = p_N3.max(axis=1)
-    which = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)  # bins (low, high], as there
-    miss = np.bincount(which, weights=w * ((p_N3.argmax(axis=1) == code) - confidence), minlength=bins)
+    which = np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1)  # bins (low, high], as there
+    miss = np.bincount(which, weights=w * ((p_N3.argmax(axis=1) == code) - confidence), minlength=BINS)
     return float(np.abs(miss).sum() / w.sum())
 
 
@@ -104,28 +106,26 @@ def expected_calibration_error(y, p_N3, w=None, bins: int = 15) -> float:
 
 
 def compute_forecast_metrics(
-    probabilities: Mapping[str, np.ndarray], y, w=None, *, reference: str = "prior", best: str | None = None,
+    probabilities: Mapping[str, np.ndarray], y, w=None, *, best: str = PRIOR,
     horizon: int = 1, effective_rows: float | None = None, times=None,
 ) -> pd.DataFrame:  # fmt: skip
-    """Return all metrics of all forecasts on the same rows, and each one's gain in log loss over the reference.
+    """Return all metrics of all forecasts on the same rows, and each one's gain in log loss over the class prior.
 
     Parameters
     ----------
-    probabilities : name -> (N, 3), all on the rows of `y`, in time order.
-    reference, best : names of two of them: the class prior, and the best baseline (chosen on other rows; None: the
-        reference).
+    probabilities : name -> (N, 3), all on the rows of `y`, in time order; `prior` is one of them.
+    best : name of the best baseline, chosen on other rows.
     horizon, times : rows over which one label reaches, and when each row is known; see `intervals.gain_interval`.
     effective_rows : `targets.weights.effective_rows` of these rows; default: as if no two labels overlapped.
 
     Returns
     -------
-    DataFrame indexed by name: those of `classification_metrics`, then `log_loss_gain` (reference minus this one:
+    DataFrame indexed by name: those of `classification_metrics`, then `log_loss_gain` (the prior's minus this one:
     positive is better), `gain_se`, `gain_low` and `gain_high` (95 %); `best_baseline`, `gain_best`, the
     gain over it, `gain_best_low` and `gain_best_high`; `direction_gain`, the directional part of `log_loss_gain`
     (`direction_loss_by_class`), `direction_low` and `direction_high`; `rows` (of weight > 0) and `effective_rows`.
     """
-    best = best or reference
-    for name in (reference, best):
+    for name in (PRIOR, best):
         if name not in probabilities:
             raise SettingsError(
                 "Nothing to compare with", got=name, next_step=did_you_mean(name, probabilities or ["prior"])
@@ -140,9 +140,9 @@ def compute_forecast_metrics(
         return gain_interval_by_class(gain_N3, y, weights, horizon=horizon, times_N=times)
 
     for name, p_N3 in probabilities.items():
-        gain = gain_over(reference, negative_log_probabilities, p_N3)
-        over = gain if best == reference else gain_over(best, negative_log_probabilities, p_N3)
-        side = gain_over(reference, direction_loss_by_class, p_N3)
+        gain = gain_over(PRIOR, negative_log_probabilities, p_N3)
+        over = gain if best == PRIOR else gain_over(best, negative_log_probabilities, p_N3)
+        side = gain_over(PRIOR, direction_loss_by_class, p_N3)
         table[name] = dict(classification_metrics(y, p_N3, weights)) | {
             "log_loss_gain": gain.mean, "gain_se": gain.standard_error, "gain_low": gain.low, "gain_high": gain.high,
             "best_baseline": best, "gain_best": over.mean, "gain_best_low": over.low, "gain_best_high": over.high,

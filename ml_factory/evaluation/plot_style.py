@@ -100,12 +100,12 @@ def set_time_axis(ax: Axes) -> None:
     ax.xaxis.get_offset_text().set(fontsize=SMALL, color=INK["muted"])
 
 
-def downsample_line(values: np.ndarray, most: int = POINTS) -> np.ndarray:
-    """Return positions of at most `most` values that keep a line's shape: the lowest and highest of each bucket."""
+def downsample_line(values: np.ndarray) -> np.ndarray:
+    """Return positions of at most POINTS values that keep a line's shape: the lowest and highest of each bucket."""
     values = np.asarray(values, dtype=np.float64)
-    if len(values) <= most:
+    if len(values) <= POINTS:
         return np.arange(len(values))
-    edges = np.linspace(0, len(values), most // 2 + 1).astype(np.int64)
+    edges = np.linspace(0, len(values), POINTS // 2 + 1).astype(np.int64)
     pairs = [(a + int(np.argmin(values[a:b])), a + int(np.argmax(values[a:b]))) for a, b in pairwise(edges)]
     return np.unique(np.concatenate([np.ravel(pairs), [0, len(values) - 1]]))
 

@@ -32,20 +32,21 @@ from ml_factory.evaluation.plot_style import (
 
 REFERENCES = (*BASELINES, "equal_pool")  # reference forecasts; the last one for stacks
 SPREAD = "middle 80 % of rows"
+SHOWN = 15  # variables of a network
+LAST = 600  # predictions
 
 
 # ---- training --------------------------------------------------------------------------------------------------
 
 
 def plot_learning_curves(
-    history: pd.DataFrame, best_epoch: int | None = None, prior: float | None = None, resumed_from: int | None = None,
-    title: str = "Learning curves",
-) -> Figure:  # fmt: skip
+    history: pd.DataFrame, best_epoch: int | None = None, prior: float | None = None, resumed_from: int | None = None
+) -> Figure:
     """Plot training and validation loss per epoch or booster block; columns epoch, train_loss, val_loss.
 
     prior : weighted loss of the class prior on validation rows; a curve that stays above it has learnt nothing.
     """
-    figure, (ax,) = new_styled_figure(title, 3.1)
+    figure, (ax,) = new_styled_figure("Learning curves", 3.1)
     style = {"linewidth": 1.8, "marker": "o" if len(history) < 3 else None, "markersize": 4}
     ax.plot(history["epoch"], history["train_loss"], color=INK["neutral"], label="train", **style)
     if history["val_loss"].notna().any():
@@ -97,7 +98,7 @@ def plot_fold_scores(folds: pd.DataFrame, paths: pd.DataFrame | None = None) -> 
 # ---- verdicts --------------------------------------------------------------------------------------------------
 
 
-def plot_metrics(table: pd.DataFrame, title: str = "") -> Figure:
+def plot_metrics(table: pd.DataFrame) -> Figure:
     """Plot the gain of each forecast over the best baseline with its 95 % interval (`compute_forecast_metrics`); right
     of 0 is better.
 
@@ -105,7 +106,7 @@ def plot_metrics(table: pd.DataFrame, title: str = "") -> Figure:
     """
     reference = str(table["best_baseline"].iloc[0])
     rows = table[table.index.map(str) != reference]
-    figure, (ax,) = new_styled_figure(title or f"Gain over the best baseline ({reference})", 1.2 + 0.52 * len(rows))
+    figure, (ax,) = new_styled_figure(f"Gain over the best baseline ({reference})", 1.2 + 0.52 * len(rows))
     ax.axvline(0, color=_reference_color(reference), linewidth=1.4)
     for place, (name, row) in enumerate(rows.iterrows()):
         colour = _reference_color(name, INK["accent"])
@@ -127,15 +128,13 @@ def _marker(name: str) -> str:
     return "D" if name in REFERENCES else "o"
 
 
-def plot_calibration(
-    table: pd.DataFrame, title: str = "Predicted and observed", classes: Mapping[str, int] | None = None
-) -> Figure:
+def plot_calibration(table: pd.DataFrame, classes: Mapping[str, int] | None = None) -> Figure:
     """Plot the reliability diagram of each class: on the diagonal predicted equals observed. `reliability_table(…)`.
 
     classes : names of the labels, where they are not short, neutral and long.
     """
     classes = classes or dict(zip(CLASS_NAMES, CLASSES, strict=True))
-    figure, (ax,) = new_styled_figure(title, 3.6)
+    figure, (ax,) = new_styled_figure("Predicted and observed", 3.6)
     ax.axline((0.5, 0.5), slope=1, color=INK["muted"], linewidth=1.1, linestyle=DASHED)
     for name, label in classes.items():
         part = table[table["class"] == label]
@@ -149,12 +148,14 @@ def plot_calibration(
     return figure
 
 
-def plot_equity(curves: pd.DataFrame, model: str, title: str = "Equity after costs, and drawdown") -> Figure:
+def plot_equity(curves: pd.DataFrame, model: str) -> Figure:
     """Plot the equity of a model next to always long, the clock and its shifted forecasts, and its drawdown below.
 
     curves : as of `workflows.backtest.BacktestResult`.
     """
-    figure, (top, bottom) = new_styled_figure(title, 4.2, 2, 1, sharex=True, height_ratios=(3, 1))
+    figure, (top, bottom) = new_styled_figure(
+        "Equity after costs, and drawdown", 4.2, 2, 1, sharex=True, height_ratios=(3, 1)
+    )
     x = to_matplotlib_dates(curves.index)
     top.fill_between(x, curves["shifted_low"], curves["shifted_high"], color=INK["neutral"], alpha=0.25, linewidth=0)
     colours = {"always_long": INK["fourth"], "clock": INK["clock"], "shifted": INK["muted"], model: INK["accent"]}
@@ -173,22 +174,22 @@ def plot_equity(curves: pd.DataFrame, model: str, title: str = "Equity after cos
     return figure
 
 
-def plot_months(months: pd.DataFrame, title: str = "Gain by month") -> Figure:
+def plot_months(months: pd.DataFrame) -> Figure:
     """Plot the gain in nats per row of each month; index month, columns rows and gain (sum)."""
     gain = months["gain"] / months["rows"]
-    figure, ax = _signed_bars(title, np.arange(len(gain)), gain)
+    figure, ax = _signed_bars("Gain by month", np.arange(len(gain)), gain)
     shown = range(0, len(gain), -(-len(gain) // 7) or 1)
     ax.set_xticks(shown, [f"{months.index[at]}\n{months['rows'].iloc[at]:,} rows" for at in shown])
     set_axis_labels(ax, "", "nats per row")
     return figure
 
 
-def plot_deciles(table: pd.DataFrame, title: str = "Realised return by decile of the forecast") -> Figure:
+def plot_deciles(table: pd.DataFrame) -> Figure:
     """Plot the mean log return of each decile of p_long - p_short with its 95 % interval, in basis points.
 
     table : as of `deciles.DecileReturns`.
     """
-    figure, ax = _signed_bars(title, table.index, table["ret_bp"])
+    figure, ax = _signed_bars("Realised return by decile of the forecast", table.index, table["ret_bp"])
     ax.vlines(table.index, table["low_bp"], table["high_bp"], color=INK["ink"], linewidth=1.4)
     ax.set_xticks(table.index)
     set_axis_labels(ax, "decile of p_long − p_short, lowest to highest", "basis points")
@@ -244,23 +245,23 @@ def plot_importances(table: pd.DataFrame) -> Figure:
     return _bars("Feature importances", names, value, label, ends)
 
 
-def plot_variable_shares(shares: pd.DataFrame, top: int = 15) -> Figure:
+def plot_variable_shares(shares: pd.DataFrame) -> Figure:
     """Plot the largest shares of variables, with the middle 80 % of the rows; dashed: equal shares.
 
     shares : index feature; share (mean over rows, 1 in sum), low and high (percentiles 10 and 90).
     """
-    rows = shares.sort_values("share", ascending=False).head(top)
+    rows = shares.sort_values("share", ascending=False).head(SHOWN)
     names = [f"{name}  {share:.1%}" for name, share in rows["share"].items()]
     label = f"share of the selection, mean and {SPREAD}\n{len(shares)} variables, {rows['share'].sum():.0%} of it shown"
     return _bars("What the network selects", names, rows["share"], label, (rows["low"], rows["high"]), 1 / len(shares))
 
 
-def plot_attention(attention: pd.DataFrame, title: str = "Where in the window the network looks") -> Figure:
+def plot_attention(attention: pd.DataFrame) -> Figure:
     """Plot mean attention of each step of the window, with the middle 80 % of the rows; dashed: equal attention.
 
     attention : index bars_back (0: the newest bar); attention (1 in sum), low and high.
     """
-    figure, (ax,) = new_styled_figure(title, 2.9)
+    figure, (ax,) = new_styled_figure("Where in the window the network looks", 2.9)
     x = -attention.index.to_numpy()
     ax.fill_between(x, attention["low"], attention["high"], color=INK["accent"], alpha=0.15, linewidth=0, label=SPREAD)
     ax.plot(x, attention["attention"], color=INK["accent"], linewidth=1.8, label="mean over rows")
@@ -276,19 +277,19 @@ def plot_attention(attention: pd.DataFrame, title: str = "Where in the window th
 # ---- predictions -------------------------------------------------------------------------------------------------
 
 
-def plot_probabilities(
-    predictions: pd.DataFrame, close: pd.Series, last: int = 600, title: str = "Probabilities under the price"
-) -> Figure:
+def plot_probabilities(predictions: pd.DataFrame, close: pd.Series) -> Figure:
     """Plot the last rows: price above, stacked class probabilities below. Rows are evenly spaced.
 
     predictions : index known_at; p_short, p_neutral, p_long; of meta-labels also the `side` of the bet, and then two
         classes.
     close : index known_at, at least the same rows.
     """
-    part, answers = predictions.iloc[-last:], dict(zip(CLASS_NAMES, PROBABILITIES, strict=True))
+    part, answers = predictions.iloc[-LAST:], dict(zip(CLASS_NAMES, PROBABILITIES, strict=True))
     if "side" in part:
         answers = {"pass": "p_neutral", "act": "p_long"}
-    figure, (top, bottom) = new_styled_figure(title, 4.2, 2, 1, sharex=True, height_ratios=(3, 2))
+    figure, (top, bottom) = new_styled_figure(
+        "Probabilities under the price", 4.2, 2, 1, sharex=True, height_ratios=(3, 2)
+    )
     x = np.arange(len(part))
     top.plot(x, close.reindex(part.index), color=INK["ink"], linewidth=1.1)
     top.yaxis.set_major_formatter("{x:,.10g}")

@@ -27,7 +27,7 @@ def calendar(b: Block) -> Iterator[Column]:
     for name, turn in (("session", progress), ("week", week)):  # hands of a clock
         yield f"{name}_sine", np.sin(2.0 * math.pi * turn)
         yield f"{name}_cosine", np.cos(2.0 * math.pi * turn)
-    so_far = session_so_far(b.open, b.high, b.low, b.close, b.session, HISTORY, b.memory("session", *[math.nan] * 7))
+    so_far = _session_so_far(b.open, b.high, b.low, b.close, b.session, HISTORY, b.memory("session", *[math.nan] * 7))
     opened, top, bottom, bars, high_at, low_at, gap = so_far
     usual = b.atr * np.sqrt(bars)  # what as many bars would move
     yield "session_move", (b.close - opened) / usual
@@ -46,7 +46,7 @@ def elapsed_session_share(start: np.ndarray, known_at: np.ndarray, calendar: str
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def session_so_far(opens, highs, lows, closes, session, first, state):
+def _session_so_far(opens, highs, lows, closes, session, first, state):
     """The session's open, high, low, number of bars, the bars of its high and low, and the gap before it.
 
     float64[7, M], of the rows from `first` on. Nothing is known of the gap before the file's first session.

@@ -53,7 +53,7 @@ def volume(b: Block) -> Iterator[Column]:
     force = change * b.volume
     yield "force_13", ratio(b.ema("force", force, 13), b.ema("force size", abs(force), 13))
     spent, traded, bars = (
-        session_sum(x, b.session, HISTORY, b.memory(name, 0.0))
+        _session_sum(x, b.session, HISTORY, b.memory(name, 0.0))
         for name, x in (("session flow", flow), ("session volume", b.volume), ("session bars", np.ones(len(flow))))
     )
     yield "session_vwap_gap", (b.close - ratio(spent, traded, b.close)) / b.atr
@@ -89,7 +89,7 @@ def _net_share(x: np.ndarray, n: int) -> np.ndarray:
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def session_sum(x, session, first, state):
+def _session_sum(x, session, first, state):
     """Sum of the session's values so far, of the rows from `first` on."""
     out, total = np.full(len(x), np.nan), state[0]
     for i in range(first, len(x)):

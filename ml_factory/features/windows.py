@@ -64,7 +64,7 @@ def window_weighted_sum(x, weights):
 
 
 @_compiled
-def window_shift(x, n):
+def _window_shift(x, n):
     """Mean of the last n values less the newest one; exactly 0 where all are equal."""
     out = np.full(len(x), np.nan)
     rows, newest = out[n - 1 :], x[n - 1 :]
@@ -81,7 +81,7 @@ def window_shift(x, n):
 @_compiled
 def window_moment(x, n, power):
     """Mean of the 2nd, 3rd or 4th `power` of the last n values' distances from their mean."""
-    shift = window_shift(x, n)[n - 1 :]
+    shift = _window_shift(x, n)[n - 1 :]
     out = np.full(len(x), np.nan)
     rows, newest = out[n - 1 :], x[n - 1 :]
     rows[:] = 0.0
@@ -99,7 +99,7 @@ def window_moment(x, n, power):
 @_compiled
 def window_covariances(x, y, n):
     """Population (covariance, variance of x, variance of y) of the last n pairs."""
-    shift_x, shift_y = window_shift(x, n)[n - 1 :], window_shift(y, n)[n - 1 :]
+    shift_x, shift_y = _window_shift(x, n)[n - 1 :], _window_shift(y, n)[n - 1 :]
     both, of_x, of_y = np.full(len(x), np.nan), np.full(len(x), np.nan), np.full(len(x), np.nan)
     xy, xx, yy, newest_x, newest_y = both[n - 1 :], of_x[n - 1 :], of_y[n - 1 :], x[n - 1 :], y[n - 1 :]
     xy[:], xx[:], yy[:] = 0.0, 0.0, 0.0
@@ -169,7 +169,7 @@ def window_min(x: np.ndarray, n: int) -> np.ndarray:
 
 def window_mean(x: np.ndarray, n: int) -> np.ndarray:
     """Return the mean of the last n values; exactly their value where all are equal."""
-    return x + window_shift(x, n)
+    return x + _window_shift(x, n)
 
 
 def window_std(x: np.ndarray, n: int) -> np.ndarray:

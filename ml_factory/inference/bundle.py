@@ -45,7 +45,7 @@ LARGEST_BUNDLE = 256 * 2**20  # bytes
 _NO_LIBRARY = ("linear",)
 
 
-def libraries_of_models(names: Iterable[str]) -> list[str]:
+def _libraries_of_models(names: Iterable[str]) -> list[str]:
     """Return the packages that these models predict with."""
     return sorted({
         "torch" if find_model_spec(name).windowed else name for name in names if name not in _NO_LIBRARY
@@ -54,7 +54,7 @@ def libraries_of_models(names: Iterable[str]) -> list[str]:
 
 def absent_libraries(names: Iterable[str]) -> list[str]:
     """Return the packages of these models that are not installed here."""
-    return [name for name in libraries_of_models(names) if name not in installed_library_versions((name,))]
+    return [name for name in _libraries_of_models(names) if name not in installed_library_versions((name,))]
 
 
 def custom_feature_modules(spec: PredictionSpec) -> dict[str, dict[str, str]]:
@@ -68,11 +68,11 @@ def custom_feature_modules(spec: PredictionSpec) -> dict[str, dict[str, str]]:
 # ---- the checks ------------------------------------------------------------------------------------------------------
 
 
-def check_bundle_libraries(description: Mapping, where: object) -> None:
+def _check_bundle_libraries(description: Mapping, where: object) -> None:
     """Raise SettingsError naming a library that is older here than where the bundle was made, MissingPackageError for
     one that is absent.
     """
-    names = libraries_of_models(description["models"])
+    names = _libraries_of_models(description["models"])
     made_with = description["versions"]
     here = installed_library_versions(names) | {"ml_factory": ml_factory.__version__}
     for name in ("ml_factory", *names):
@@ -113,7 +113,7 @@ def check_bars_on_tick(bars: pd.DataFrame, market: MarketSpec, share_of_training
 _INTERVAL = ("log_loss", "gain_best", "gain_best_low", "gain_best_high")
 
 
-def model_card(description: Mapping) -> str:
+def _model_card(description: Mapping) -> str:
     """Return the card.
 
     description : as of `inference.bundle.Bundle`.
@@ -252,7 +252,7 @@ class Bundle:
     def check(self) -> None:
         """Check that this bundle can predict here, with these libraries and this library's features; as `load`."""
         if self.engine == "native":
-            check_bundle_libraries(self.description, self.where)
+            _check_bundle_libraries(self.description, self.where)
         for name, source in self.description["networks"].items():
             if (found := registered_source_hash(name)) != source:
                 raise SettingsError(
@@ -267,7 +267,7 @@ class Bundle:
                                     next_step="use the version it was made with")  # fmt: skip
         _ = [model.estimator for model in self.fitted.models.values()]
         if self.example:
-            check_example(self)
+            _check_example(self)
 
     @cached_property
     def spec(self) -> PredictionSpec:
@@ -299,7 +299,7 @@ class Bundle:
     @property
     def card(self) -> str:
         """The model card in Markdown."""
-        return model_card(self.description)
+        return _model_card(self.description)
 
     def predict(self, bars: pd.DataFrame, *, stamped: RawBarSpec | None = None, all_rows: bool = False) -> pd.DataFrame:
         """Predict raw bars: the frame of `pipeline.predict` on the same bars.
@@ -321,7 +321,7 @@ ROWS = 50
 LARGEST_DIFFERENCE = 1e-5  # of a probability: other machines and versions of the libraries round otherwise
 
 
-def synthetic_example_bars(spec: PredictionSpec, warmup_bars: int) -> pd.DataFrame:
+def _synthetic_example_bars(spec: PredictionSpec, warmup_bars: int) -> pd.DataFrame:
     """Return raw bars on the calendar and tick of these settings, some sessions more than the warm-up."""
     market = spec.market
     _, opens, closes = TRADING_HOURS[market.calendar]
@@ -336,13 +336,13 @@ def synthetic_example_bars(spec: PredictionSpec, warmup_bars: int) -> pd.DataFra
 
 def make_example(bundle: Bundle) -> dict:
     """Return the bars and the bundle's newest predictions of them. Raises BarsError where a feature refuses them."""
-    bars = synthetic_example_bars(bundle.spec, bundle.description["warmup_bars"])
+    bars = _synthetic_example_bars(bundle.spec, bundle.description["warmup_bars"])
     known_at, p_N3 = _predict(bundle, bars)
     columns = {name: bars[name].to_numpy() for name in bars}
     return {"time": bars.index.as_unit("ns").asi8, "columns": columns, "known_at": known_at, "p": p_N3}
 
 
-def check_example(bundle: Bundle) -> None:
+def _check_example(bundle: Bundle) -> None:
     """Raise SettingsError where the bundle predicts its example otherwise than when it was exported."""
     state, (known_at, p_N3) = bundle.example, _predict(bundle, example_bars(bundle))
     same = np.array_equal(known_at, state["known_at"])

@@ -76,8 +76,6 @@ class GuardSettings:
     calibration : outcomes contradict the predicted probabilities
     stale_minutes : open minutes without a bar before the newest is stale
     gap_minutes : open minutes without a bar that are a gap; None: from the bundle's reference, else the market's hole
-    unit_jump : a change of log price between two bars; None: from the reference, else log 2
-    stuck_bars : bars at one price; None: from the reference, else 60
     drift_scale : factor on the thresholds of drift and calibration; above 1 fewer findings
     """
 
@@ -92,8 +90,6 @@ class GuardSettings:
     calibration: str = "warn"
     stale_minutes: int = 5
     gap_minutes: int | None = None
-    unit_jump: float | None = None
-    stuck_bars: int | None = None
     drift_scale: float = 1.0
 
     def __post_init__(self) -> None:
@@ -104,8 +100,6 @@ class GuardSettings:
             value = getattr(self, field.name)
             if field.name not in KINDS and value is not None and not 0 < value < 1e9:
                 raise wrong_field_error(self, field.name, "A limit of the guard is a positive number", wanted="above 0")
-        if (self.stuck_bars or 0) > _KEPT_BARS:
-            raise wrong_field_error(self, "stuck_bars", "So many bars are not kept", wanted=f"at most {_KEPT_BARS}")
 
 
 DEFAULT_SETTINGS = GuardSettings()
@@ -145,8 +139,8 @@ class Guard:
         self.settings, self._market, self._reference = settings, bundle.spec.market, bundle.reference
         limits = self._reference.limits if self._reference else {}
         self._gap = settings.gap_minutes or limits.get("gap_minutes") or self._market.hole_minutes
-        self._jump = float(np.exp(settings.unit_jump or limits.get("unit_jump") or np.log(2)))
-        self._stuck = int(settings.stuck_bars or limits.get("stuck_bars") or 60)
+        self._jump = float(np.exp(limits.get("unit_jump", np.log(2))))
+        self._stuck = int(limits.get("stuck_bars", 60))
         self._on_tick = self._market.tick is not None and bundle.description["off_tick"] <= ON_SHARE
         self._names, self._warmup = list(bundle.description["feature_names"]), bundle.description["warmup_bars"]
         self._classes = sorted(stored_label_classes(bundle.description["spec"]))
@@ -155,7 +149,8 @@ class Guard:
         self._features = _Rows(_NO_MOMENTS, np.empty((0, len(self._names)), np.float32))
         self._p = _Rows(_NO_MOMENTS, np.empty((0, 3)))
         self._waiting, self.losses = _Rows(_NO_MOMENTS, np.empty((0, 3))), np.empty((0, 2))
-        self._rows, self._last_mixed, self._jumped = 0, -2, ""  # base bars, the last one that reads bars of two units
+        self._rows, self._last_mixed = 0, -2  # base bars, the last one that reads bars of two units
+        self._jumps = [(0, "")]  # end of the bar after a jump, message
 
     @property
     def bars(self) -> int:
@@ -182,10 +177,12 @@ class Guard:
             rows = np.searchsorted(known_at, ends[jumps + first])
             np.maximum.at(limit, rows, self._rows + rows + self._warmup)
             limit = np.maximum.accumulate(limit)
-            self._jumped = (
-                f"the price at {utc_text(chunk.start[jumps[-1] + first])} is {ratio[jumps[-1]]:.4g} times that of the "
-                f"bar before, between {1 / self._jump:.3g} and {self._jump:.3g} wanted"
-            )
+            wanted = f"between {1 / self._jump:.3g} and {self._jump:.3g} wanted"
+            self._jumps += [
+                (int(ends[one]), f"the price at {_utc_text(chunk.start[one])} is {times:.4g} times that of the bar "
+                 f"before, {wanted}")
+                for one, times in zip(jumps + first, ratio[jumps], strict=True)
+            ]  # fmt: skip
         mixed = self._rows + np.arange(len(known_at)) <= limit[:-1]
         self._rows, self._last_mixed = self._rows + len(known_at), int(limit[-1])
         return mixed
@@ -202,6 +199,7 @@ class Guard:
         self._features.keep(_KEPT_ROWS)
         self._p.keep(_KEPT_ROWS)
         self._waiting.keep(REMEMBERED)
+        del self._jumps[:-1]
 
     def add_outcome(self, known_at: int, label: int) -> bool:
         """Compare the prediction of a moment with what happened; False where no such prediction waits."""
@@ -243,7 +241,7 @@ class Guard:
     def get_state(self) -> dict:
         """Return plain numbers, texts and arrays, from which `load_state` continues to the bit."""
         tails = {name: dict(vars(getattr(self, f"_{name}"))) for name in _TAILS}
-        jump = {"rows": self._rows, "last_mixed": self._last_mixed, "jumped": self._jumped}
+        jump = {"rows": self._rows, "last_mixed": self._last_mixed, "jumped": self._jumps[-1][1]}
         return tails | {"losses": self.losses.copy()} | jump
 
     def load_state(self, state: Mapping) -> None:
@@ -254,7 +252,7 @@ class Guard:
             setattr(self, f"_{name}", _Rows(np.array(one["known_at"], np.int64), values, int(one["first"])))
         self.losses = np.array(state["losses"], np.float64).reshape(-1, 2)
         self._rows, self._last_mixed = int(state["rows"]), int(state["last_mixed"])
-        self._jumped = str(state["jumped"])
+        self._jumps = [(0, str(state["jumped"]))]
 
     def _chunk(self) -> BarChunk:
         """Return the bars of the tail."""
@@ -273,7 +271,8 @@ class Guard:
         yield self._reference.probabilities, self._p, RECENT_ROWS
 
     def _checks(self, moments: np.ndarray, mixed: np.ndarray) -> Iterator[_Check]:
-        yield "unit", np.where(mixed, 0, -1), lambda _: self._jumped
+        newest = np.searchsorted([end for end, _ in self._jumps], moments, side="right") - 1
+        yield "unit", np.where(mixed, newest, -1), lambda place: self._jumps[place][1]
         yield from self._checks_of_bars(self._bars.ends(moments))
         if self._reference is not None:
             yield from self._checks_of_rows(self._reference, self._features.ends(moments))
@@ -293,7 +292,7 @@ class Guard:
             "gap",
             _newest(list(absent), ends, RECENT_BARS),
             lambda end: (
-                f"{absent[end]} open minutes without a bar before {utc_text(chunk.start[end - 1])}, "
+                f"{absent[end]} open minutes without a bar before {_utc_text(chunk.start[end - 1])}, "
                 f"at most {self._gap:g} wanted"
             ),
         )
@@ -409,7 +408,7 @@ def _drift(reference: ColumnReference, values: np.ndarray, what: str, column: in
     )
 
 
-def check_clock(last_end: int, now: pd.Timestamp, market: MarketSpec, settings: GuardSettings) -> list[Finding]:
+def _check_clock(last_end: int, now: pd.Timestamp, market: MarketSpec, settings: GuardSettings) -> list[Finding]:
     """Return the finding on a newest bar that is too old, or later than the clock.
 
     last_end : end of the newest bar, UTC ns
@@ -419,11 +418,11 @@ def check_clock(last_end: int, now: pd.Timestamp, market: MarketSpec, settings: 
     silent = open_minutes(last_end, now_ns, market.calendar) if -ahead > allowed else 0
     if settings.stale == "ok" or (ahead <= market.bar_minutes and silent <= allowed):
         return []
-    message = f"the newest bar ended at {utc_text(last_end)}, {silent} open minutes before {utc_text(now_ns)}, "
+    message = f"the newest bar ended at {_utc_text(last_end)}, {silent} open minutes before {_utc_text(now_ns)}, "
     message += f"at most {allowed} wanted"
     if ahead > market.bar_minutes:
-        message = f"the newest bar ends at {utc_text(last_end)}, {ahead:.0f} min after the clock ({utc_text(now_ns)}), "
-        message += "bars of the past wanted: is the feed in another zone?"
+        message = f"the newest bar ends at {_utc_text(last_end)}, {ahead:.0f} min after the clock "
+        message += f"({_utc_text(now_ns)}), bars of the past wanted: is the feed in another zone?"
     return [Finding("stale", settings.stale, message)]
 
 
@@ -449,7 +448,7 @@ def _weight(finding: Finding) -> tuple[int, int]:
     return -ACTIONS.index(finding.action), KINDS.index(finding.kind)
 
 
-def utc_text(moment_ns: int) -> str:
+def _utc_text(moment_ns: int) -> str:
     return f"{pd.Timestamp(moment_ns, tz='UTC'):%Y-%m-%d %H:%M} UTC"
 
 
@@ -490,7 +489,7 @@ class GuardedStream(PredictionStream):
         market = self.bundle.spec.market
         chunk, answers = to_bar_chunk(bars, market), []
         last = int(chunk.start[-1]) + market.bar_minutes * MINUTE_NS if len(chunk.start) else self.guard.last_end
-        clock = [] if now is None else check_clock(last, now, market, self.settings)
+        clock = [] if now is None else _check_clock(last, now, market, self.settings)
         for first in range(0, max(len(chunk.start), 1), _BARS_AT_ONCE):
             part = chunk.part(first, first + _BARS_AT_ONCE)
             rows = self.feature_rows(part)  # raises before anything is changed
@@ -500,7 +499,7 @@ class GuardedStream(PredictionStream):
 
     def advance(self, now: pd.Timestamp) -> pd.DataFrame:
         """Return the predictions of bars that are complete by the clock, once all raw bars up to `now` are pushed."""
-        self._clock = check_clock(self.guard.last_end, now, self.bundle.spec.market, self.settings)
+        self._clock = _check_clock(self.guard.last_end, now, self.bundle.spec.market, self.settings)
         return self._answer(self.clock_rows(now), _NO_BARS)
 
     def add_outcome(self, known_at: pd.Timestamp, label: int) -> bool:
@@ -516,7 +515,7 @@ class GuardedStream(PredictionStream):
         `drift` : distance of the newest window from training as a multiple of its threshold, the largest first
         """
         found = self.guard.findings()[0] + self._clock
-        action, reason = action_and_reason(found)
+        action, reason = _action_and_reason(found)
         losses = self.guard.losses
         means = losses.mean(axis=0).tolist() if len(losses) else [None, None]
         last = pd.Timestamp(self.guard.last_end, tz="UTC").isoformat() if self.guard.bars else None
@@ -548,7 +547,7 @@ class GuardedStream(PredictionStream):
         known_at, p_N3 = frame.index.as_unit("ns").asi8, frame[PROBABILITIES].to_numpy()
         silent = mixed[np.searchsorted(rows.known_at, known_at)]
         self.guard.add(rows.known_at[~mixed], rows.values[~mixed], known_at[~silent], p_N3[~silent])
-        answers = [action_and_reason(found + self._clock) for found in self.guard.findings(known_at, silent)]
+        answers = [_action_and_reason(found + self._clock) for found in self.guard.findings(known_at, silent)]
         self.guard.forget()
         columns = {
             name: pd.array([answer[place] for answer in answers], dtype="str")
@@ -560,7 +559,7 @@ class GuardedStream(PredictionStream):
         return frame.assign(**columns)
 
 
-def action_and_reason(findings: Iterable[Finding]) -> tuple[str, str]:
+def _action_and_reason(findings: Iterable[Finding]) -> tuple[str, str]:
     """Return the weightiest action and all messages."""
     found = list(findings)
     return max((one.action for one in found), key=ACTIONS.index, default="ok"), "; ".join(one.message for one in found)

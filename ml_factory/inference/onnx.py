@@ -51,7 +51,7 @@ def model_to_onnx(model: TrainedModel) -> bytes:
     """Return the graph of a model. Raises SettingsError for a network that cannot be exported."""
     name = model.model_state["model"]
     if find_model_spec(name).windowed:
-        graph = network_to_onnx(model.estimator)
+        graph = _network_to_onnx(model.estimator)
     else:
         graph = _linear_graph(model.model_state) if name == "linear" else _booster_graph(name, model.model_state)
     onnx.checker.check_model(graph)
@@ -181,7 +181,7 @@ _CONVERTERS: dict[str, Callable[..., onnx.ModelProto]] = {
 _ROWS = 3  # of the example that is traced; the batch is dynamic
 
 
-def network_to_onnx(model: Any) -> Any:
+def _network_to_onnx(model: Any) -> Any:
     """Return the network as an `onnx.ModelProto`: scaled windows x_BTF -> logits, without its clock offset.
 
     Raises SettingsError where the network cannot be traced.

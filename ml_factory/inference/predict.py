@@ -25,7 +25,6 @@ from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.lazy_module import import_module_or_explain
 from ml_factory.models.base import ModelBase, installed_library_versions, softmax
 from ml_factory.models.registry import build_model_from_state
-from ml_factory.models.rows import CLASSES
 from ml_factory.models.session_clock import SessionClockOffset
 from ml_factory.targets.labels import LabelSpec, stored_label_classes
 from ml_factory.targets.primary_rule import primary_rule_side
@@ -69,10 +68,8 @@ class TrainedModel:
     def predict_rows(self, scaled_NF: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Return the estimator's probabilities, float64 (len(rows), 3), of some of the preprocessed rows.
 
-        rows : positions; each has its whole window before it.
+        rows : positions, at least one; each has its whole window before it.
         """
-        if not len(rows):
-            return np.empty((0, len(CLASSES)))
         if not self.lookback:
             return self.estimator.predict_proba(scaled_NF[rows])
         # torch is loaded for networks only: a booster predicts where torch is not installed.
@@ -124,9 +121,9 @@ class TrainedModel:
             else "select the model's columns in its order: features[list(model.feature_names)]",
         )  # fmt: skip
 
-    def changed_versions(self, now: Mapping[str, str] | None = None) -> list[str]:
+    def changed_versions(self) -> list[str]:
         """Return one line per library whose version differs from that of training."""
-        now = installed_library_versions() if now is None else now
+        now = installed_library_versions()
         return [
             f"{name} {was} when trained, {now.get(name, 'absent')} now"
             for name, was in self.versions.items()
@@ -171,8 +168,8 @@ class GraphModel(TrainedModel):
     def predict_rows(self, scaled_NF: np.ndarray, rows: np.ndarray) -> np.ndarray:
         windows = rows[:, None] + np.arange(1 - self.lookback, 1) if self.lookback else rows
         parts = [windows[first : first + _BATCH] for first in range(0, len(rows), _BATCH)]
-        found = [self.estimator.run([OUTPUT], {INPUT: scaled_NF[part]})[0].astype(np.float64) for part in parts]
-        scores = np.concatenate([np.empty((0, len(CLASSES))), *found])
+        found = [self.estimator.run([OUTPUT], {INPUT: scaled_NF[part]})[0] for part in parts]
+        scores = np.concatenate(found).astype(np.float64)
         stored = self.model_state.get("offset")
         if stored is not None:
             offset = SessionClockOffset.from_dict(stored)

@@ -81,7 +81,7 @@ def find_blind_leaks(fit: Fit, values: np.ndarray, labels: pd.DataFrame, split: 
     for reads, forecasts in sorted({(one.reads, one.forecasts) for one in clean.values()}):
         outside = np.setdiff1d(np.arange(len(labels)), np.concatenate([split.roles[role] for role in reads]))
         random = seeded_generator("blind", split.name, *reads)
-        way, given = "other outcomes", (values, disturb_outcomes(labels, outside), split.roles)
+        way, given = "other outcomes", (values, _disturb_outcomes(labels, outside), split.roles)
         if not forecasts:
             way, given = "other rows", _other_rows(*given, outside, random)
         blind = fit(*given)
@@ -96,7 +96,7 @@ def find_blind_leaks(fit: Fit, values: np.ndarray, labels: pd.DataFrame, split: 
                 )  # fmt: skip
 
 
-def disturb_outcomes(labels: pd.DataFrame, rows: np.ndarray) -> pd.DataFrame:
+def _disturb_outcomes(labels: pd.DataFrame, rows: np.ndarray) -> pd.DataFrame:
     """Return the labels with other outcomes in these rows: each class becomes the next one, returns change sign and
     size, labels last far longer, and every second one is ambiguous.
     """

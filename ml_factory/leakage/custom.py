@@ -26,9 +26,7 @@ LATER_BARS = 30_000  # bars behind a sampled day that its rows must not depend o
 PART, SCOPE = "features", "rows of sampled days"
 
 
-def check_custom_features(
-    bars: pd.DataFrame, facts: dict, spec: FeatureSpec, *, quick: bool, seed: int = 0
-) -> Findings:
+def check_custom_features(bars: pd.DataFrame, facts: dict, spec: FeatureSpec, *, quick: bool) -> Findings:
     """Compare the rows of all own features of `spec`.
 
     Parameters
@@ -37,19 +35,18 @@ def check_custom_features(
     facts : facts of the market, as stored
     spec : the features
     quick : the days of one week, at most 2,500 rows; otherwise up to 60 days, all of their rows
-    seed : of the sampling
     """
     found = Findings()
     if not spec.custom:
         return found
     base = resample_bars(bars, MarketSpec.from_dict(facts), spec.base_minutes)
-    days = sample_calendar_days(base.known_at, QUICK_DAYS if quick else FULL_DAYS, weekdays_only=quick, seed=seed)
+    days = sample_calendar_days(base.known_at, QUICK_DAYS if quick else FULL_DAYS, weekdays_only=quick)
     for name in spec.custom:
         made = custom.get_custom_feature(name)
         rows = np.flatnonzero(np.isin(base.known_at // DAY_NS, days))
         rows = rows[rows > made.memory]  # before, a feature has no value yet
         if quick and len(rows) > QUICK_ROWS:
-            rows = np.sort(seeded_generator(seed, "sampled rows", made.name).choice(rows, QUICK_ROWS, replace=False))
+            rows = np.sort(seeded_generator(0, "sampled rows", made.name).choice(rows, QUICK_ROWS, replace=False))
         with progress_phase(f"rows of {made.name}", len(rows)) as done:
             try:
                 wrong = list(_rows_that_look_ahead(made, base, rows, done))
@@ -62,13 +59,13 @@ def check_custom_features(
     return found
 
 
-def sample_calendar_days(known_at: np.ndarray, count: int, *, weekdays_only: bool = False, seed: int = 0) -> np.ndarray:
+def sample_calendar_days(known_at: np.ndarray, count: int, *, weekdays_only: bool = False) -> np.ndarray:
     """Sample at most `count` days (int64, since 1970, UTC) with as many different calendar facts as possible.
 
     The facts of a day: its weekday, and unless `weekdays_only` its day of the month, its month, and its weekday
     together with the week of the month. Days with new facts come first, the others are random.
     """
-    days = seeded_generator(seed, "sampled days").permutation(np.unique(known_at // DAY_NS))
+    days = seeded_generator(0, "sampled days").permutation(np.unique(known_at // DAY_NS))
     dates = pd.DatetimeIndex((days * DAY_NS).astype("M8[ns]"))
     sets = [{("weekday", day.weekday())} for day in dates]
     if not weekdays_only:

@@ -160,7 +160,7 @@ def compare(
         return [leak(f"{COLUMNS} {odd[0]}", len(at), _moment(at[0]) if len(at) else "none")]
     found = []
     for name in _columns_to_compare(got, wanted):
-        if len(wrong := unequal_rows(_plain(got[name]), _plain(wanted[name]))):
+        if len(wrong := _unequal_rows(_plain(got[name]), _plain(wanted[name]))):
             found.append(leak(str(name), len(wrong), _moment(at[wrong[0]])))
     return found
 
@@ -191,11 +191,9 @@ def mismatch(part: str, column: str, rows: int, first: object, reference: str) -
     return Leak(part, column, int(rows), str(first), why=reference)
 
 
-def unequal_rows(one: object, two: object) -> np.ndarray:
+def _unequal_rows(one: object, two: object) -> np.ndarray:
     """Return rows (int64) with other bits, so NaN equals NaN; a wider type with the same values is equal."""
     one, two = np.asarray(one), np.asarray(two)
-    if one.shape != two.shape:
-        return np.arange(max(len(one), len(two), 1))
     if one.dtype != two.dtype and {one.dtype.kind, two.dtype.kind} <= set("fiub"):
         wide = np.result_type(one.dtype, two.dtype)
         one, two = one.astype(wide), two.astype(wide)

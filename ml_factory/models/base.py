@@ -10,6 +10,7 @@ import logging
 import platform
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ml_factory.argument_checks import check_field_types
-from ml_factory.errors import CheckpointError, FactoryError, SettingsError, did_you_mean
+from ml_factory.errors import CheckpointError, FactoryError, SettingsError, did_you_mean, refuse_damaged_content
 from ml_factory.models.rows import (
     CLASSES,
     TrainingRows,
@@ -144,7 +145,7 @@ class ModelBase:
         checkpoints : as of `CheckpointManager.phase(name)`; an unfinished fit resumes there, to the bit.
         limits : settings lowered for this fit alone, e.g. {"epochs": 3, "rounds": 40}; unknown names are ignored.
         """
-        spec, limited = apply_fit_limits(self.settings, limits)
+        spec, limited = _apply_fit_limits(self.settings, limits)
         parts = [self._checked_rows(x, y, sample_weight, where="training")]
         features = parts[0].x.shape[-1]
         if validation is not None:
@@ -161,7 +162,7 @@ class ModelBase:
             "data": training_data_checksum(self.n_features, *arrays), "offset": self.offset and self.offset.to_dict(),
         }  # fmt: skip
         train, valid = (*parts, None)[:2]
-        result = self._learn(spec, train, valid, run, bind_model_to_callbacks(callbacks, self), checkpoints)
+        result = self._learn(spec, train, valid, run, _bind_model_to_callbacks(callbacks, self), checkpoints)
         result.limited = limited
         return result
 
@@ -282,7 +283,7 @@ def _check_same_training_data(expected: Mapping, state: Mapping) -> None:
         )  # fmt: skip
 
 
-def bind_model_to_callbacks(callbacks: Iterable, model: ModelBase) -> list:
+def _bind_model_to_callbacks(callbacks: Iterable, model: ModelBase) -> list:
     """Wrap the callbacks to (epoch, metrics); one that takes a third argument also gets the model."""
     return [_WithModel(callback, model) if _takes_model(callback) else callback for callback in callbacks]
 
@@ -300,10 +301,7 @@ class _WithModel:
 
 def _takes_model(callback) -> bool:
     """Return True where the callback has a third positional parameter without a default, or one named `model`."""
-    try:
-        items = inspect.signature(callback).parameters.values()
-    except (TypeError, ValueError):  # builtins have no signature
-        return False
+    items = inspect.signature(callback).parameters.values()
     placed = [item for item in items if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
     return any(item.default is item.empty or item.name == "model" for item in placed[2:3])
 
@@ -340,7 +338,7 @@ def check_settings(spec, **wanted: str | tuple[str, ...]) -> None:
             raise SettingsError("A setting is out of range", where=name, got=repr(value), wanted=allowed)
 
 
-def apply_fit_limits(settings, limits: Mapping | None) -> tuple[Any, dict]:
+def _apply_fit_limits(settings, limits: Mapping | None) -> tuple[Any, dict]:
     """Apply each limit that is lower than the setting; return the settings and what was lowered."""
     lowered = {}
     for name, limit in (limits or {}).items():
@@ -363,6 +361,12 @@ def check_checkpoint_of_same_fit(saved: Mapping, wanted: Mapping) -> None:
                 wanted=wanted[part],
                 next_step="give this run its own phase, or start a new run (FRESH=True, --fresh)",
             )
+
+
+def refuse_damaged_training() -> AbstractContextManager:
+    """Raise CheckpointError inside a `with` where a training's state is not what it was saved as."""
+    step = "start a new run (FRESH=True, --fresh)"
+    return refuse_damaged_content(CheckpointError, "This training's checkpoint is damaged", next_step=step)
 
 
 def restore_callback_history(callbacks: Iterable, history: Iterable[Mapping]) -> None:

@@ -14,7 +14,7 @@ _FLOOR = 1e-15  # floor of probabilities, so that no single row dominates the lo
 
 
 def permutation_importances(
-    model: ModelBase, x, y, weight=None, *, columns: Sequence[int] | None = None, repeats: int = 3, seed: int = 0
+    model: ModelBase, x, y, weight=None, *, columns: Sequence[int] | None = None, repeats: int = 3
 ) -> tuple[np.ndarray, np.ndarray]:
     """Compute permutation importances: the increase of the weighted log loss when a feature is shuffled (Breiman 2001).
 
@@ -40,7 +40,7 @@ def permutation_importances(
     for place, column in enumerate(columns):
         kept = x[:, column].copy()
         for repeat in range(repeats):
-            x[:, column] = kept[seeded_generator("permutation", seed, int(column), repeat).permutation(len(x))]
+            x[:, column] = kept[seeded_generator("permutation", 0, int(column), repeat).permutation(len(x))]
             rise[repeat, place] = loss() - whole
         x[:, column] = kept
     return rise.mean(axis=0), rise.std(axis=0)

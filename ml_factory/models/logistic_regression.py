@@ -49,11 +49,7 @@ class LogisticRegression(TabularModel):
         return _Trainer(spec, [train, *([] if valid is None else [valid])])
 
     def _read(self, fitted):
-        arrays = {name: np.asarray(fitted[name], dtype=np.float64) for name in ("mean", "deviation", "weights")}
-        shapes = {"mean": (self.n_features,), "deviation": (self.n_features,), "weights": (self.n_features + 1, K)}
-        if {name: array.shape for name, array in arrays.items()} != shapes:
-            raise ValueError(f"weights of the shape {arrays['weights'].shape} for {self.n_features} features")
-        return arrays
+        return {name: np.asarray(fitted[name], dtype=np.float64) for name in ("mean", "deviation", "weights")}
 
     def _margins(self, x):
         fitted = self._predictor

@@ -12,24 +12,22 @@ from torch.nn import functional
 from torch.nn.modules import rnn as kernels  # torch_xla puts a GRU of its own in the place of `nn.GRU`, on every device
 
 
-class LSTMLayer(kernels.LSTM):
-    """`nn.LSTM`, batch first: the same weights by the same names, and the same outputs on every device."""
+class _ScannedOnXla(nn.RNNBase):
+    """A layer of torch, batch first: the same weights by the same names, and the same outputs on every device."""
 
     def __init__(self, features: int, hidden: int, layers: int = 1, dropout: float = 0.0):
         super().__init__(features, hidden, layers, batch_first=True, dropout=dropout if layers > 1 else 0.0)
 
-    def forward(self, x_BTF: Tensor, state: tuple[Tensor, Tensor] | None = None):
+    def forward(self, x_BTF: Tensor, state=None):
         return scan_recurrent_layer(self, x_BTF, state) if x_BTF.device.type == "xla" else super().forward(x_BTF, state)
 
 
-class GRULayer(kernels.GRU):
-    """`nn.GRU`, batch first: the same weights by the same names, and the same outputs on every device."""
+class LSTMLayer(_ScannedOnXla, kernels.LSTM):
+    """`nn.LSTM`."""
 
-    def __init__(self, features: int, hidden: int, layers: int = 1, dropout: float = 0.0):
-        super().__init__(features, hidden, layers, batch_first=True, dropout=dropout if layers > 1 else 0.0)
 
-    def forward(self, x_BTF: Tensor, state: Tensor | None = None):
-        return scan_recurrent_layer(self, x_BTF, state) if x_BTF.device.type == "xla" else super().forward(x_BTF, state)
+class GRULayer(_ScannedOnXla, kernels.GRU):
+    """`nn.GRU`."""
 
 
 def lstm_recurrent_step(carry: tuple, gates_BG: Tensor) -> tuple[tuple, Tensor]:
@@ -62,7 +60,6 @@ def scan_recurrent_layer(rnn: nn.RNNBase, x_BTF: Tensor, state=None) -> tuple[Te
     carry, since a scan gives no gradient to what its step closes over.
     """
     lstm = isinstance(rnn, kernels.LSTM)
-    scan = _scan_recurrent_steps_on_xla if x_BTF.device.type == "xla" else scan_recurrent_steps
     if state is None:
         zeros_LBH = x_BTF.new_zeros(rnn.num_layers, x_BTF.shape[0], rnn.hidden_size)
         state = (zeros_LBH, zeros_LBH) if lstm else zeros_LBH
@@ -73,11 +70,13 @@ def scan_recurrent_layer(rnn: nn.RNNBase, x_BTF: Tensor, state=None) -> tuple[Te
             x_TBF = functional.dropout(x_TBF, rnn.dropout, rnn.training)
         if lstm:
             gates_TBG = functional.linear(x_TBF, weight_GF, bias_G + inner_G)
-            (h_BH, c_BH, _), x_TBF = scan(lstm_recurrent_step, (state[0][layer], state[1][layer], weight_GH), gates_TBG)
+            (h_BH, c_BH, _), x_TBF = scan_steps(
+                lstm_recurrent_step, (state[0][layer], state[1][layer], weight_GH), gates_TBG
+            )
             states.append((h_BH, c_BH))
         else:
             gates_TBG = functional.linear(x_TBF, weight_GF, bias_G)
-            (h_BH, _, _), x_TBF = scan(gru_recurrent_step, (state[layer], weight_GH, inner_G), gates_TBG)
+            (h_BH, _, _), x_TBF = scan_steps(gru_recurrent_step, (state[layer], weight_GH, inner_G), gates_TBG)
             states.append(h_BH)
     last = tuple(map(torch.stack, zip(*states, strict=True))) if lstm else torch.stack(states)
     return x_TBF.transpose(0, 1), last
@@ -86,18 +85,9 @@ def scan_recurrent_layer(rnn: nn.RNNBase, x_BTF: Tensor, state=None) -> tuple[Te
 NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
-def scan_recurrent_steps(step: Callable, carry: tuple, inputs_T: Tensor) -> tuple[tuple, Tensor]:
-    """Scan in Python: carry, y = step(carry, input) along the first axis, and the y stacked."""
-    outputs = []
-    for now in inputs_T:
-        carry, output = step(carry, now)
-        outputs.append(output)
-    return carry, torch.stack(outputs)
-
-
-def _scan_recurrent_steps_on_xla(step: Callable, carry: tuple, inputs_T: Tensor) -> tuple[tuple, Tensor]:
-    """Scan as one loop in XLA's program, its body compiled once. The steps are pure functions, so their trace is
-    cached.
+def scan_steps(step: Callable, carry: tuple, inputs_T: Tensor) -> tuple[tuple, Tensor]:
+    """Return the last carry and the outputs y of carry, y = step(carry, input) along the first axis: one loop in XLA's
+    program, its body compiled once. The steps are pure functions, so their trace is cached.
     """
     from torch_xla.experimental.scan import scan  # noqa: PLC0415 - only an XLA device has it
 

@@ -246,10 +246,7 @@ class SessionClockOffset:
 
     @classmethod
     def from_dict(cls, stored: Mapping) -> "SessionClockOffset":
-        clock = SessionClock.from_dict(stored["clock"])
-        if clock.shares_C3.shape != (PROGRESS_BINS + session_end_cells(clock.horizon), len(CLASSES)):
-            raise ValueError(f"shares of the shape {clock.shares_C3.shape}")
-        return cls(**{**stored, "clock": clock})
+        return cls(**{**stored, "clock": SessionClock.from_dict(stored["clock"])})
 
 
 def _time_of_column(values: np.ndarray, low: float, high: float, step: float) -> SessionTime:

@@ -8,14 +8,13 @@ and starts again.
 """
 
 import time
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 
-from ml_factory.errors import CheckpointError, FactoryError, refuse_damaged_content
+from ml_factory.errors import CheckpointError, FactoryError
 from ml_factory.models.base import (
     EstimatorSpec,
     ModelBase,
@@ -27,6 +26,7 @@ from ml_factory.models.base import (
     log_flat_training_loss,
     mean_log_loss,
     merge_inexact_reasons,
+    refuse_damaged_training,
     restore_callback_history,
 )
 from ml_factory.models.rows import TrainingRows
@@ -304,9 +304,3 @@ def early_stopping_round(val: list[float], patience: int, start: float = np.inf)
         elif 0 < patience <= number - at:
             return number
     return None
-
-
-def refuse_damaged_training() -> AbstractContextManager:
-    """Raise CheckpointError inside a `with` where a training's state is not what it was saved as."""
-    step = "start a new run (FRESH=True, --fresh)"
-    return refuse_damaged_content(CheckpointError, "This training's checkpoint is damaged", next_step=step)

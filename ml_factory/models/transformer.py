@@ -15,7 +15,7 @@ from ml_factory.errors import SettingsError
 from ml_factory.models.base import check_settings
 
 
-def instance_norm(x_BTF: Tensor, eps: float = 1e-5) -> tuple[Tensor, Tensor]:
+def instance_norm(x_BTF: Tensor) -> tuple[Tensor, Tensor]:
     """Remove each window's own mean and deviation per channel; returns them as mean and log(1 + deviation), level_BF2.
 
     Instance normalisation (Kim et al. 2022, section 3.2) without its affine part, as PatchTST and iTransformer use it.
@@ -24,11 +24,11 @@ def instance_norm(x_BTF: Tensor, eps: float = 1e-5) -> tuple[Tensor, Tensor]:
     """
     mean_B1F = x_BTF.mean(dim=1, keepdim=True)
     centred_BTF = x_BTF - mean_B1F
-    deviation_B1F = (centred_BTF.square().mean(dim=1, keepdim=True) + eps).sqrt()
+    deviation_B1F = (centred_BTF.square().mean(dim=1, keepdim=True) + 1e-5).sqrt()
     return centred_BTF / deviation_B1F, torch.cat([mean_B1F, deviation_B1F.log1p()], dim=1).transpose(1, 2)
 
 
-def cut_patches(x_BTF: Tensor, length: int, stride: int) -> Tensor:
+def _cut_patches(x_BTF: Tensor, length: int, stride: int) -> Tensor:
     """Return each channel's patches (Nie et al. 2023, section 3.1), x_BFNP, the last one ending at the last step.
 
     N = (T - P) // stride + 1: where the patches do not fill the window the oldest steps are left out.
@@ -70,10 +70,6 @@ class TokenDropout(nn.Module):
         return x_BND * functional.dropout(x_BND.new_ones(B, 1, D), self.p)
 
 
-# Tokens up to which a CPU's softmax, made for long rows, costs more than the products; and from which one kernel pays.
-FEW, MANY = 15, 48
-
-
 class MultiHeadAttentionLayer(nn.Module):
     """Multi-head self-attention (Vaswani et al. 2017, section 3.2.2) over the middle axis of x_BND, nothing masked.
 
@@ -96,21 +92,13 @@ class MultiHeadAttentionLayer(nn.Module):
 
 
 def dot_product_attention(q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(K)) v, in the way that is fastest for so many tokens where it runs."""
-    B, H, N, K = q_BHNK.shape
-    on_cpu = q_BHNK.device.type == "cpu"
-    # In bf16 the fused kernel is slower than fp32 step by step.
-    if on_cpu and N >= MANY and q_BHNK.dtype == torch.float32:
+    """softmax(q k^T / sqrt(K)) v: one kernel where it is fast, on a CPU in fp32; elsewhere products that have
+    deterministic gradients.
+    """
+    if q_BHNK.device.type == "cpu" and q_BHNK.dtype == torch.float32:
         return functional.scaled_dot_product_attention(q_BHNK, k_BHNK, v_BHNK)
-    q_MNK, k_MNK, v_MNK = (part_BHNK.reshape(B * H, N, K) for part_BHNK in (q_BHNK, k_BHNK, v_BHNK))
-    score_MNN = torch.bmm(q_MNK / math.sqrt(K), k_MNK.mT)
-    if on_cpu and N <= FEW:
-        # The same softmax, divided by its sum at the end; what is taken off for safety changes nothing, slopes neither.
-        share_MNN = (score_MNN - score_MNN.detach().amax(dim=-1, keepdim=True)).exp()
-        mixed_MNK = torch.bmm(share_MNN, v_MNK) / share_MNN.sum(dim=-1, keepdim=True)
-    else:
-        mixed_MNK = torch.bmm(score_MNN.softmax(dim=-1), v_MNK)
-    return mixed_MNK.view(B, H, N, K)
+    score_BHNN = (q_BHNK / math.sqrt(q_BHNK.shape[-1])) @ k_BHNK.mT
+    return score_BHNN.softmax(dim=-1) @ v_BHNK
 
 
 class EncoderLayer(nn.Module):
@@ -229,7 +217,7 @@ class PatchTST(nn.Module):
     def forward(self, x_BTF: Tensor) -> Tensor:
         B, _, F = x_BTF.shape
         x_BTF, level_BF2 = instance_norm(x_BTF)
-        token_BFND = self.embed(cut_patches(x_BTF, self.patch, self.stride)) + self.position_ND
+        token_BFND = self.embed(_cut_patches(x_BTF, self.patch, self.stride)) + self.position_ND
         code_BFND = self.encoder(self.drop(token_BFND.flatten(0, 1))).unflatten(0, (B, F))
         return self.head(self.head_drop(code_BFND.mean(dim=2)), level_BF2)
 

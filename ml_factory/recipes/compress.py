@@ -88,11 +88,11 @@ class CompressionSettings:
         """Method as it is written -> its name and the share that it removes, 0 for a number format."""
         check_settings(self, recovery_epochs="[1, inf)", recovery_rate="(0, inf)", rounds="[1, inf)")
         return {ORIGINAL: (ORIGINAL, 0.0)} | {
-            text.strip(): parse_method(text.strip()) for text in self.methods.split(",")
+            text.strip(): _parse_method(text.strip()) for text in self.methods.split(",")
         }
 
 
-def parse_method(text: str) -> tuple[str, float]:
+def _parse_method(text: str) -> tuple[str, float]:
     """Return a method's name and the share that it removes, 0 for a number format. Raises SettingsError."""
     pruned, formatted = (re.fullmatch(pattern, text) for pattern in (_PRUNING, "|".join(INT8)))
     if not pruned and not formatted:
@@ -156,7 +156,7 @@ def run_compress(
     rows, networks, outcomes = [], [], []
     for text, (name, share) in methods.items():
         row = _make_variant(workspace, trained, settings, text, name, share, fresh, on_status)
-        networks.append(load_variant(Path(row["file"]), trained.build))
+        networks.append(_load_variant(Path(row["file"]), trained.build))
         outcomes.append(trained.outcomes(networks[-1]))
         if abs(float(outcomes[-1].mean()) - row["quality"]) > TOLERANCE:
             raise FactoryError("A file predicts otherwise than was reported", where=row["file"],
@@ -166,7 +166,7 @@ def run_compress(
         rows.append(row)
     tokens_BT = torch.from_numpy(trained.data.rows["test"].parts[0][:1]).long()
     labels_CL = torch.from_numpy(trained.data.labels_CL).long()
-    seconds = measure_latencies(networks, lambda network: network.score_labels(tokens_BT, labels_CL), settings.rounds)
+    seconds = _measure_latencies(networks, lambda network: network.score_labels(tokens_BT, labels_CL), settings.rounds)
     for row, one, found in zip(rows, seconds, outcomes, strict=True):
         row |= {"p50_ms": 1000 * one, "difference": float((found - outcomes[0]).mean())}
     for row in rows:
@@ -220,8 +220,8 @@ def _make_variant(
             prune.remove(module, "weight")
         numbers, path = [one.detach() for one in network.parameters()], run.folder / FILE
         count = sum(one.numel() for one in numbers)
-        save_variant(path, network, sizes, name)
-        outcomes_N = trained.outcomes(load_variant(path, trained.build))  # what is reported is what the file predicts
+        _save_variant(path, network, sizes, name)
+        outcomes_N = trained.outcomes(_load_variant(path, trained.build))  # what is reported is what the file predicts
         low, high = share_interval(round(outcomes_N.sum()), len(outcomes_N))
         facts = {
             "recipe": NAME, "method": text, "file": str(path), "bytes": path.stat().st_size, "parameters": count,
@@ -290,7 +290,7 @@ def _largest(importance: Tensor, count: int) -> Tensor:
 # ---------------------------------------------------------------------- the file of a variant
 
 
-def save_variant(path: Path, network: nn.Module, sizes: Mapping[str, int], method: str) -> None:
+def _save_variant(path: Path, network: nn.Module, sizes: Mapping[str, int], method: str) -> None:
     """Write the weights of a variant, each once; with an int8 method the larger ones as int8 and a scale a row.
 
     sizes : other ones than the trained network has.
@@ -307,7 +307,7 @@ def save_variant(path: Path, network: nn.Module, sizes: Mapping[str, int], metho
     write_state_file(path, {"method": method, "sizes": dict(sizes), "weights": stored})
 
 
-def load_variant(path: Path, build: Callable[[Mapping[str, int]], nn.Module]) -> nn.Module:
+def _load_variant(path: Path, build: Callable[[Mapping[str, int]], nn.Module]) -> nn.Module:
     """Read a variant into the network that `build` makes of its sizes; int8 is computed by torchao.
 
     Raises CheckpointError for a damaged file.
@@ -331,7 +331,7 @@ def load_variant(path: Path, build: Callable[[Mapping[str, int]], nn.Module]) ->
 
 
 @torch.no_grad()
-def measure_latencies(networks: Sequence[Any], predict: Callable[[Any], object], rounds: int) -> list[float]:
+def _measure_latencies(networks: Sequence[Any], predict: Callable[[Any], object], rounds: int) -> list[float]:
     """Return the median seconds of one prediction of each network, on one thread of the CPU; they take turns."""
     timers = [Timer("predict(network)", globals={"predict": predict, "network": one.cpu().eval()}) for one in networks]
     return np.median([[timer.timeit(1).median for timer in timers] for _ in range(rounds)], 0).tolist()

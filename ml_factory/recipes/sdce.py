@@ -37,13 +37,13 @@ def surrogate_loss(
         probabilities scaled to a sum of 1 over the tokens that take part; "standard": no term.
     threshold : tokens of a lower probability are left out; a position without any token has a term of 0.
     """
-    total, count = surrogate_loss_sums(
+    total, count = _surrogate_loss_sums(
         logits_BTV, labels_BT, ids_BTK, logprobs_BTK, weight, kind, threshold=threshold
     )  # fmt: skip
     return (total / count.clamp_min(1)).sum()
 
 
-def surrogate_loss_sums(
+def _surrogate_loss_sums(
     logits_BTV: Tensor, labels_BT: Tensor, ids_BTK: Tensor | None, logprobs_BTK: Tensor | None,
     weight: Tensor | float, kind: str = "surrogate", *, threshold: float = THRESHOLD,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -51,7 +51,7 @@ def surrogate_loss_sums(
 
     ids_BTK, logprobs_BTK : None where `kind` is "standard".
     """
-    check_loss_kind(kind)
+    _check_loss_kind(kind)
     logits_BTV, labels_BT = _at_least_float32(logits_BTV[:, :-1]), labels_BT[:, 1:]
     counts_BT = labels_BT != IGNORED
     target_BT = labels_BT.clamp_min(0)
@@ -94,7 +94,7 @@ def _softmax_of_kept(scores_BTK: Tensor, kept_BTK: Tensor) -> Tensor:
     return torch.softmax(scores_BTK.masked_fill(~kept_BTK, lowest), dim=-1) * kept_BTK
 
 
-def check_loss_kind(kind: str) -> str:
+def _check_loss_kind(kind: str) -> str:
     """Return the kind of loss. Raises SettingsError for an unknown one."""
     if kind not in KINDS:
         raise SettingsError("Unknown loss", where="loss_type", got=repr(kind), wanted=", ".join(KINDS),
@@ -120,7 +120,7 @@ class SurrogateLoss:
         self, kind: str = "surrogate", initial: float = 1.0, final: float = 0.0, *, threshold: float = THRESHOLD,
         top_tokens: TopTokens | None = None,
     ):  # fmt: skip
-        self.kind, self.initial, self.final = check_loss_kind(kind), initial, final
+        self.kind, self.initial, self.final = _check_loss_kind(kind), initial, final
         self.threshold, self.top_tokens = threshold, top_tokens
 
     def step_numbers(self, step: int, steps: int) -> Tensor:
@@ -131,10 +131,10 @@ class SurrogateLoss:
         tokens_BT, *top, weight_B, numbers = batch
         labels_BT = _labels(tokens_BT, weight_B)
         if self.kind == "standard":
-            return surrogate_loss_sums(network(tokens_BT.long()), labels_BT, None, None, 0.0, "standard")
+            return _surrogate_loss_sums(network(tokens_BT.long()), labels_BT, None, None, 0.0, "standard")
         ids_BTK, logprobs_BTK = top or self.top_tokens(tokens_BT)
         logits_BTV = network(tokens_BT.long())
-        return surrogate_loss_sums(
+        return _surrogate_loss_sums(
             logits_BTV, labels_BT, ids_BTK, logprobs_BTK, numbers[0], self.kind, threshold=self.threshold
         )
 
@@ -142,7 +142,7 @@ class SurrogateLoss:
 def next_token_loss(network: nn.Module, batch: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
     """Return (sum of the cross-entropy over label positions, number of them) of (tokens_BT, ..., weight_B)."""
     tokens_BT, weight_B = batch[0], batch[-1]
-    return surrogate_loss_sums(network(tokens_BT.long()), _labels(tokens_BT, weight_B), None, None, 0.0, "standard")
+    return _surrogate_loss_sums(network(tokens_BT.long()), _labels(tokens_BT, weight_B), None, None, 0.0, "standard")
 
 
 def _labels(tokens_BT: Tensor, weight_B: Tensor) -> Tensor:

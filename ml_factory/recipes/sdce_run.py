@@ -62,7 +62,6 @@ class SdceSettings:
     surrogate_dtype : of the surrogate's weights and its forward pass.
     surrogate_cache : none computes the surrogate's tokens in each step; float32 once, on disk.
     cache_dir : folder of the caches of tokens and of the surrogate; empty for the user's cache folder.
-    rows_at_once : sequences of one forward pass of the surrogate; 0 for 1 on a CPU, 4 elsewhere.
     dataset : a .txt, .jsonl or .parquet file, a folder of them, gs://bucket/file, or a data set of the hub.
     dataset_config, split : of the hub's data set.
     max_tokens : tokens that are read at most, 0 for all.
@@ -83,7 +82,6 @@ class SdceSettings:
     surrogate_loss_weight_final: float = _at("surrogate.loss_weight_final", 0.0)
     surrogate_cache: str = _at("surrogate.cache", "none")
     cache_dir: str = _at("surrogate.cache_dir", "", machine=True)
-    rows_at_once: int = _at("surrogate.rows_at_once", 0)
     dataset: str = _at("data.dataset_name", "wikitext")
     dataset_config: str = _at("data.dataset_config", "")
     split: str = _at("data.split", "train")
@@ -116,7 +114,7 @@ class SdceSettings:
         check_settings(
             self, model_dtype=tuple(DTYPES), surrogate_dtype=tuple(DTYPES), surrogate_cache=("none", "float32"),
             device=tuple(DEVICES), mixed_precision=tuple(PRECISIONS), loss_type=KINDS, surrogate_k=some,
-            tpu_num_hosts=some, batch_size=some, gradient_accumulation_steps=some, rows_at_once=any_, max_tokens=any_,
+            tpu_num_hosts=some, batch_size=some, gradient_accumulation_steps=some, max_tokens=any_,
             tpu_cores=any_, surrogate_loss_weight_initial=any_, surrogate_loss_weight_final=any_, seed=any_,
             max_seq_length="[2, inf)", probability_threshold="[0, 1)", validation_share="(0, 1)",
         )  # fmt: skip
@@ -338,7 +336,7 @@ def _surrogate_tokens(
     share = join.matched / join.size
     say(f"vocabulary: {join.matched:,} of {join.size:,} tokens ({share:.1%}) of {base.name} are in {model.name}")
     join.check(base.name, model.name)
-    at_once = given.rows_at_once or (1 if device.kind == "cpu" else 4)
+    at_once = 1 if device.kind == "cpu" else 4  # sequences of one forward pass
     top_tokens = SurrogateTopTokens(model.network, join, k, model.tokenizer.end, device, at_once)
     facts = {
         "weights": weights_fingerprint(model.network.state_dict()), "vocabulary_share": share,

@@ -312,8 +312,8 @@ def run_t5(
         facts = {
             "recipe": NAME, "run_id": run.run.run_id, "folder": str(run.folder), "settings": asdict(settings),
             "data": data.fingerprint, "labels": list(data.labels), "length": data.length,
-            "pieces": len(data.tokenizer), "overview": described, **class_scores(truth, labels),
-            "unseen": class_scores(truth[new], labels[new]) if new.any() else None,
+            "pieces": len(data.tokenizer), "overview": described, **_class_scores(truth, labels),
+            "unseen": _class_scores(truth[new], labels[new]) if new.any() else None,
             "baselines": baseline_accuracies(data.parts["train"], test), "stopped_early": fit.stopped_early,
             "compiles": fit.compiles,
         }  # fmt: skip
@@ -323,7 +323,7 @@ def run_t5(
     return facts
 
 
-def class_scores(truth: Sequence[str], predicted: Sequence[str]) -> dict[str, Any]:
+def _class_scores(truth: Sequence[str], predicted: Sequence[str]) -> dict[str, Any]:
     """Return accuracy with its 95 % interval, and macro F1."""
     right = sum(one == other for one, other in zip(truth, predicted, strict=True))
     return {"accuracy": right / len(truth), "interval": share_interval(right, len(truth)), "rows": len(truth),

@@ -69,7 +69,7 @@ class JsonResponse(Response):
         return json.dumps(content, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
-def problem_response(
+def _problem_response(
     error: FactoryError, status: int | None = None, headers: Mapping[str, str] | None = None
 ) -> JsonResponse:
     """Return the response for an error, without secrets.
@@ -89,7 +89,7 @@ def problem_response(
     return JsonResponse(content, status, headers, "application/problem+json")
 
 
-def schema_error(faults: Sequence[Mapping]) -> tuple[FactoryError, int]:
+def _schema_error(faults: Sequence[Mapping]) -> tuple[FactoryError, int]:
     """Return the error, and its status, for a body of another form: its first fault, of the nearest form."""
     none: Mapping[str, Any] = {"loc": (), "msg": "not of the schema"}
     fault = max(faults, key=lambda one: len(one["loc"]), default=none)
@@ -278,23 +278,23 @@ def _clock(live: bool) -> pd.Timestamp | None:
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(FactoryError)
     async def refused(_: Request, error: FactoryError) -> JsonResponse:
-        return problem_response(error)
+        return _problem_response(error)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JsonResponse:
-        return problem_response(*schema_error(error.errors()))
+        return _problem_response(*_schema_error(error.errors()))
 
     @app.exception_handler(HTTPException)  # also those of the router: unknown path, other method
     async def http(request: Request, error: HTTPException) -> JsonResponse:
         problem = FactoryError(str(error.detail), where=f"{request.method} {request.url.path}"[:200],
                                next_step="see /openapi.json for the requests that are answered")  # fmt: skip
-        return problem_response(problem, error.status_code, error.headers)
+        return _problem_response(problem, error.status_code, error.headers)
 
     @app.exception_handler(Exception)
     async def failed(_: Request, error: Exception) -> JsonResponse:
         _log.error("A request failed", exc_info=error)
         problem = FactoryError("The service failed at this request", next_step="see its log")
-        return problem_response(problem, 500)
+        return _problem_response(problem, 500)
 
 
 KEY_VARIABLE = "ML_FACTORY_API_KEY"

@@ -71,7 +71,7 @@ class ServedBundle:
         table, spec = to_table(bars), self.bundle.spec
         check_symbol_column(table, self.symbol, "bars")
         stream = GuardedStream(self.bundle, self.guard)
-        with reading_bars():
+        with _reading_bars():
             checked, _ = spec.check_bars(table)
             check_bars_on_tick(checked, spec.market, self.bundle.description["off_tick"])
             end = checked.index[-1] + pd.Timedelta(minutes=spec.market.bar_minutes)
@@ -85,11 +85,11 @@ class ServedBundle:
         if frame["guard"].iloc[-1] == "refuse":
             raise BarsError("The guard refuses these bars", where="bars", got=frame["reason"].iloc[-1],
                             next_step="correct the feed")  # fmt: skip
-        return self.names | {"answers": to_answers(frame)}
+        return self.names | {"answers": _to_answers(frame)}
 
 
 @contextmanager
-def reading_bars() -> Iterator[None]:
+def _reading_bars() -> Iterator[None]:
     """Raise BarsError where values of a client fail; a price of 1e308 is no failure."""
     refused = refuse_damaged_content(BarsError, "These bars cannot be read", where="bars", next_step="send others")
     with refused, np.errstate(over="ignore", invalid="ignore"):
@@ -98,7 +98,7 @@ def reading_bars() -> Iterator[None]:
 
 def to_table(bars: Bars) -> pd.DataFrame:
     """Return the bars of a request as a table. Raises BarsError for columns of unequal lengths."""
-    with reading_bars():
+    with _reading_bars():
         return pd.DataFrame(bars)
 
 
@@ -112,7 +112,7 @@ def check_symbol_column(table: pd.DataFrame, symbol: str, where: object) -> None
                                 wanted=symbol, next_step=f"give bars of {symbol} alone")  # fmt: skip
 
 
-def to_answers(frame: pd.DataFrame) -> list[dict[str, Any]]:
+def _to_answers(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the rows of a prediction with `guard` and `reason` as JSON values; NaN becomes null."""
     columns = [name for name in (*PROBABILITIES, "split", "side", "guard", "reason") if name in frame]
     rows = zip(*(frame[name].tolist() for name in columns), strict=True)
@@ -146,7 +146,7 @@ class Feed:
     def check(self, table: pd.DataFrame, where: object = "bars") -> pd.DataFrame:
         """Return raw bars in canonical form, for `push`. Raises BarsError for bars that cannot be."""
         check_symbol_column(table, self._served.symbol, where)
-        with reading_bars():
+        with _reading_bars():
             return self._opened().check_bars(table, where)
 
     def push(self, bars: pd.DataFrame, now: pd.Timestamp | None, *, save: bool = True) -> dict[str, Any]:
@@ -161,12 +161,12 @@ class Feed:
 
         Raises BarsError for bars that overlap with others, after which the feed is as before.
         """
-        with reading_bars(), self._changing() as stream:
+        with _reading_bars(), self._changing() as stream:
             repeated = bars[bars.index < self._next] if self._next is not None else bars.iloc[:0]
             first, new = self._answers_again(repeated), bars.iloc[len(repeated) :]
             answers: list[dict[str, Any]] = []
             if len(new):
-                answers = to_answers(stream.push_checked(new, now=now))
+                answers = _to_answers(stream.push_checked(new, now=now))
                 kept = new if self._kept is None else pd.concat([self._kept, new])
                 self._kept = kept.iloc[-kept_bars(self._served.bundle) :]
                 oldest = kept.index[-RECENT_BARS:][0].isoformat()

@@ -304,7 +304,7 @@ def fetch_file(address: str) -> Path:
     local path. Raises SettingsError, WorkspaceError.
     """
     folder, _, name = address.rpartition("/")
-    return Mirror(folder).fetch(name)
+    return open_mirror(folder).fetch(name)
 
 
 def _stamp(path: Path) -> list[int] | None:

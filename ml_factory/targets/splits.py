@@ -57,7 +57,7 @@ class SplitSpec:
                     wanted="a share between 0 and 1, so that test rows remain",
                     next_step="use for example train=0.7, validation=0.15",
                 )  # fmt: skip
-        check_split_embargo(self.embargo_bars, "SplitSpec.embargo_bars")
+        _check_split_embargo(self.embargo_bars, "SplitSpec.embargo_bars")
 
 
 def chronological_split(labels: pd.DataFrame, spec: SplitSpec) -> dict[str, np.ndarray]:
@@ -74,7 +74,7 @@ def chronological_split(labels: pd.DataFrame, spec: SplitSpec) -> dict[str, np.n
 
     Raises SettingsError when a part would be empty, BarsError when every row is marked.
     """
-    known_at, label_end = label_start_and_end(labels)
+    known_at, label_end = _label_start_and_end(labels)
     rows = usable_label_rows(labels)
     n = len(rows)
     if not n and len(labels):
@@ -113,14 +113,14 @@ def purged_kfold(labels: pd.DataFrame, folds: int, embargo: int) -> list[Fold]:
 
     Raises SettingsError when a fold would keep no training row.
     """
-    check_split_count(folds, "folds", 2, len(labels), "use folds=5")
-    check_split_embargo(embargo, "embargo")
-    known_at, label_end = label_start_and_end(labels)
+    _check_split_count(folds, "folds", 2, len(labels), "use folds=5")
+    _check_split_embargo(embargo, "embargo")
+    known_at, label_end = _label_start_and_end(labels)
     rows, pairs = np.arange(len(labels)), []
     for number, test in enumerate(np.array_split(rows, folds)):
         train = purge_training_rows(known_at, label_end, np.delete(rows, test), test, embargo)
         if not len(train):
-            raise no_training_row_error(number, len(labels), f"{folds} folds, embargo of {embargo} rows")
+            raise _no_training_row_error(number, len(labels), f"{folds} folds, embargo of {embargo} rows")
         pairs.append((train, test))
     return pairs
 
@@ -138,13 +138,13 @@ def walk_forward_expanding(labels: pd.DataFrame, folds: int) -> list[Fold]:
 
     Raises SettingsError when a fold would keep no training row.
     """
-    check_split_count(folds, "folds", 1, max(len(labels) - 1, 1), "use folds=5")
-    known_at, label_end = label_start_and_end(labels)
+    _check_split_count(folds, "folds", 1, max(len(labels) - 1, 1), "use folds=5")
+    known_at, label_end = _label_start_and_end(labels)
     pairs = []
     for number, test in enumerate(np.array_split(np.arange(len(labels)), folds + 1)[1:]):
         train = purge_training_rows(known_at, label_end, np.arange(test[0]), test, 0) if len(test) else test
         if not len(train):
-            raise no_training_row_error(number, len(labels), f"{folds} folds that walk forward")
+            raise _no_training_row_error(number, len(labels), f"{folds} folds that walk forward")
         pairs.append((train, test))
     return pairs
 
@@ -165,7 +165,7 @@ def walk_forward_rolling(labels: pd.DataFrame, folds: int, window: int | None = 
     """
     pairs = walk_forward_expanding(labels, folds)
     window = len(pairs[0][0]) if window is None else window
-    check_split_count(window, "window", 1, len(labels), "leave window out for that of the first fold")
+    _check_split_count(window, "window", 1, len(labels), "leave window out for that of the first fold")
     return [(train[-window:], test) for train, test in pairs]
 
 
@@ -221,9 +221,9 @@ def combinatorial_purged_folds(labels: pd.DataFrame, blocks: int, test_blocks: i
 
     Raises SettingsError when a fold would keep no training row, or when there would be more than 1,000 folds.
     """
-    check_split_count(blocks, "blocks", 2, max(len(labels), 2), "use blocks=6")
-    check_split_count(test_blocks, "test_blocks", 1, blocks - 1, "use test_blocks=2")
-    check_split_embargo(embargo, "embargo")
+    _check_split_count(blocks, "blocks", 2, max(len(labels), 2), "use blocks=6")
+    _check_split_count(test_blocks, "test_blocks", 1, blocks - 1, "use test_blocks=2")
+    _check_split_embargo(embargo, "embargo")
     if math.comb(blocks, test_blocks) > MOST_FOLDS:
         raise SettingsError(
             "There would be too many folds",
@@ -232,7 +232,7 @@ def combinatorial_purged_folds(labels: pd.DataFrame, blocks: int, test_blocks: i
             wanted=f"at most {MOST_FOLDS:,}, since each is a training",
             next_step="use blocks=6, test_blocks=2: 15 folds, 5 paths",
         )
-    known_at, label_end = label_start_and_end(labels)
+    known_at, label_end = _label_start_and_end(labels)
     rows, left_out = np.arange(len(labels)), []
     parts = np.array_split(rows, blocks)
     for part in parts:
@@ -242,7 +242,7 @@ def combinatorial_purged_folds(labels: pd.DataFrame, blocks: int, test_blocks: i
     folds = CombinatorialFolds(edges, np.array(list(combinations(range(blocks), test_blocks))), tuple(left_out))
     for number in range(len(folds)):
         if not len(folds[number][0]):
-            raise no_training_row_error(
+            raise _no_training_row_error(
                 number, len(labels), f"{test_blocks} of {blocks} blocks, embargo of {embargo} rows"
             )
     return folds
@@ -274,13 +274,13 @@ def purge_keep_mask(
     return (label_end[rows] < known_at[block[0]]) | (rows >= free)
 
 
-def label_start_and_end(labels: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+def _label_start_and_end(labels: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """Return int64[N] ns: known_at and label_end of every row."""
     known_at = pd.DatetimeIndex(labels.index).as_unit("ns").asi8
     return known_at, pd.DatetimeIndex(labels["label_end"]).as_unit("ns").asi8
 
 
-def check_split_count(value: object, where: str, least: int, most: int, next_step: str) -> None:
+def _check_split_count(value: object, where: str, least: int, most: int, next_step: str) -> None:
     """Raise SettingsError unless `value` is a whole number from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= most:
         raise SettingsError(
@@ -292,12 +292,12 @@ def check_split_count(value: object, where: str, least: int, most: int, next_ste
         )
 
 
-def check_split_embargo(value: object, where: str) -> None:
+def _check_split_embargo(value: object, where: str) -> None:
     """Raise SettingsError unless `value` is a number of rows."""
-    check_split_count(value, where, 0, 10**9, "use the length of the model's input window")
+    _check_split_count(value, where, 0, 10**9, "use the length of the model's input window")
 
 
-def no_training_row_error(fold: int, rows: int, how: str) -> SettingsError:
+def _no_training_row_error(fold: int, rows: int, how: str) -> SettingsError:
     """Return the error for a fold whose training rows are all purged."""
     return SettingsError(
         f"Fold {fold} keeps no training row",

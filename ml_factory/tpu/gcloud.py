@@ -38,6 +38,10 @@ _KINDS = {
 }
 
 
+SECONDS, SSH_SECONDS = 300.0, 1800.0  # longest time of one call, and of one that copies to or runs on workers
+TRIES = 3  # of a call over ssh
+
+
 class GcloudError(FactoryError):
     """A call of gcloud that failed; kind : quota, missing, permission, login, connection or other."""
 
@@ -57,16 +61,13 @@ class Gcloud:
 
     common : words at the end of each command.
     dry_run : print each command and call nothing.
-    seconds : longest time of one call; ssh_seconds : of one that copies to or runs on workers.
-    tries, pause : calls over ssh, and seconds between two of them.
+    pause : seconds between two tries of a call over ssh.
     """
 
     def __init__(
-        self, *common: str, dry_run: bool = False, seconds: float = 300.0, ssh_seconds: float = 1800.0, tries: int = 3,
-        pause: float = 20.0, say: Callable[[str], None] = print,
+        self, *common: str, dry_run: bool = False, pause: float = 20.0, say: Callable[[str], None] = print
     ):  # fmt: skip
-        self.common, self.dry_run, self.seconds, self.ssh_seconds = common, dry_run, seconds, ssh_seconds
-        self.tries, self.pause, self.say = tries, pause, say
+        self.common, self.dry_run, self.pause, self.say = common, dry_run, pause, say
         self.program = shutil.which("gcloud") or ""
         if not self.program and not dry_run:
             raise FactoryError(
@@ -82,7 +83,7 @@ class Gcloud:
             return ""
         try:
             done = subprocess.run([self.program, *words], input=content, capture_output=True, text=True,
-                                  errors="replace", timeout=seconds or self.seconds)  # fmt: skip
+                                  errors="replace", timeout=seconds or SECONDS)  # fmt: skip
         except subprocess.TimeoutExpired as error:
             raise GcloudError(words, f"timed out after {error.timeout:g} s", "connection") from None
         except OSError as error:
@@ -112,15 +113,15 @@ class Gcloud:
 
     def call_workers(self, *words: str) -> str:
         """Run a command over ssh, again after a lost connection. Raises GcloudError."""
-        for _ in range(self.tries - 1):
+        for _ in range(TRIES - 1):
             try:
-                return self.call(*words, seconds=self.ssh_seconds)
+                return self.call(*words, seconds=SSH_SECONDS)
             except GcloudError as error:
                 if error.kind != "connection":
                     raise
                 self.say(f"connection lost, once more: {' '.join(words[:4])}")
                 time.sleep(self.pause)
-        return self.call(*words, seconds=self.ssh_seconds)
+        return self.call(*words, seconds=SSH_SECONDS)
 
     def open_terminal(self, *words: str) -> int:
         """Run a command on this terminal and return its exit code."""

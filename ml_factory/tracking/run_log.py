@@ -17,7 +17,7 @@ from ml_factory.storage.files import files
 from ml_factory.storage.json_values import parse_json
 
 SUMMARY = "summary.json"
-_FILE = re.compile(r"\d{4,}-(\d+-)?[0-9a-f]+\.jsonl")  # older versions had no begin in the name
+_FILE = re.compile(r"\d{4,}-\d+-[0-9a-f]+\.jsonl")
 
 
 def list_log_attempts(folder: Path) -> list[str]:
@@ -44,7 +44,7 @@ def format_log_line(step: int, metrics: dict) -> str:
     return json.dumps({"step": step, "time": time.time(), "metrics": numbers}) + "\n"
 
 
-def parse_log_lines(data: bytes, where: object) -> list[dict]:
+def _parse_log_lines(data: bytes, where: object) -> list[dict]:
     """Parse the records in `data`; a last line without its end was torn by a kill and is skipped.
 
     Raises WorkspaceError naming the line when any other line is damaged.
@@ -85,7 +85,7 @@ def read_log_steps(folder: Path, through: str = "~") -> list[dict]:
     """
     names = [name for name in list_log_attempts(folder) if name <= through]
     return merge_log_attempts(
-        (attempt_number(name), parse_log_lines(files.read(folder / name), folder / name)) for name in names
+        (attempt_number(name), _parse_log_lines(files.read(folder / name), folder / name)) for name in names
     )
 
 

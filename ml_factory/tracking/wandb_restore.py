@@ -79,13 +79,12 @@ def try_restore_from_wandb(
         return ""
 
 
-def replay_log_to_wandb(folder: Path, run_id: str = "", mirror: str = "auto") -> dict:
+def replay_log_to_wandb(folder: Path, mirror: str = "auto") -> dict:
     """Log the whole local log of a run's `log` folder to W&B, each step once and in order.
 
     Parameters
     ----------
     folder : the run's `log` folder.
-    run_id : the W&B run; empty: the run's own.
     mirror : as of `Tracker`; "offline" leaves a folder for `wandb sync`.
 
     Returns {"run", "steps", "mode", "folder"}. Raises FactoryError where there is no log, or W&B refuses it.
@@ -101,7 +100,7 @@ def replay_log_to_wandb(folder: Path, run_id: str = "", mirror: str = "auto") ->
         raise WorkspaceError("This run has no log", where=folder, next_step="name a folder under results/{SYMBOL}")
     stored = [files.read_json_or_none(folder / name) for name in ("run.json", SUMMARY)]
     run, end = (one if isinstance(one, dict) else {} for one in stored)
-    name = run_id or run.get("run_id") or folder.parent.name
+    name = run.get("run_id") or folder.parent.name
     spec = {"run_id": name, "settings": run.get("settings", {}), "folder": str(folder), "snapshot": None}
     process = WandbMirrorProcess.start(mode, folder, "replay", spec | {"attempt": "~"})  # after every attempt
     try:

@@ -52,8 +52,6 @@ class ProcessGroup:
 
 def join_process_group(backend: str) -> ProcessGroup:
     """Return the processes of this training: an existing group, or the one torchrun has announced."""
-    if not distributed.is_available():
-        return ProcessGroup()
     if not distributed.is_initialized() and launched_by_torchrun():
         # The defaults of its functions hold the group that exists when it is imported, so that the group would outlive
         # destroy_process_group, and with it gloo's threads, which abort the process ("terminate called") at its end.

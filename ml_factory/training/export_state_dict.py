@@ -10,7 +10,6 @@ from io import BytesIO
 import torch
 from torch import Tensor, nn
 
-from ml_factory.errors import FactoryError
 from ml_factory.models.session_clock import PROGRESS_BINS, SessionClockOffset, session_end_cells
 from ml_factory.training.estimator import NeuralClassifier
 
@@ -48,16 +47,14 @@ class NetworkWithClockOffset(nn.Module):
 
 
 def export_state_dict_bytes(model: NeuralClassifier) -> bytes:
-    """Return the state dict, tensors on the CPU, as bytes. Raises FactoryError before the model is fitted."""
-    if model.network is None:
-        raise FactoryError("The model is not fitted", where=model.name, next_step="train it first")
+    """Return the state dict of a fitted model, tensors on the CPU, as bytes."""
     buffer = BytesIO()
-    state = network_with_offset(model).state_dict()
+    state = _network_with_offset(model).state_dict()
     torch.save({name: value.detach().cpu().clone() for name, value in state.items()}, buffer)
     return buffer.getvalue()
 
 
-def network_with_offset(model: NeuralClassifier) -> nn.Module:
+def _network_with_offset(model: NeuralClassifier) -> nn.Module:
     """Return the network, with its clock offset where it has one."""
     if model.offset is None:
         return model.network

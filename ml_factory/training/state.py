@@ -9,8 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ml_factory.errors import CheckpointError, FactoryError, refuse_damaged_content
-from ml_factory.models.base import check_checkpoint_of_same_fit, describe_differences, merge_inexact_reasons
+from ml_factory.errors import CheckpointError, FactoryError
+from ml_factory.models.base import (
+    check_checkpoint_of_same_fit,
+    describe_differences,
+    merge_inexact_reasons,
+    refuse_damaged_training,
+)
 from ml_factory.training.device import Device
 from ml_factory.training.optim import AdamW, warmup_cosine_learning_rate
 from ml_factory.training.precision import LossScaler
@@ -140,8 +145,7 @@ class TrainingState:
     def restore(self, state: Mapping) -> None:
         """Restore a checkpoint on this run's device. Raises CheckpointError."""
         check_checkpoint_of_same_fit(state, self.identity)
-        step = "start a new run (FRESH=True, --fresh)"
-        with refuse_damaged_content(CheckpointError, "This training's checkpoint is damaged", next_step=step):
+        with refuse_damaged_training():
             if state["batch"] != self.order.batch:
                 raise CheckpointError(
                     "The checkpoint's steps hold another number of rows", where="batch", got=state["batch"],

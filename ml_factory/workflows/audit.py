@@ -213,7 +213,7 @@ def audit_fold(sample: Sample, model: str, found: Findings) -> None:
         made = sample.make(values, labels, roles)
         # The data set's own scaler has seen rows that folds test: here it has seen all, so that its use is a leak.
         made = replace(made, scaler=fit_dataset_preprocessing(made, np.arange(len(labels))))
-        given, baselines = record_fold(made, roles, plan.embargo, model)
+        given, baselines = _record_fold(made, roles, plan.embargo, model)
         if values is sample.values and labels is sample.labels:
             given, baselines = found.given("fold", given), found.given("baseline", baselines)
             rows = {name: np.asarray(given[name]) for name in SPLITS}
@@ -223,8 +223,9 @@ def audit_fold(sample: Sample, model: str, found: Findings) -> None:
             if not np.allclose(np.asarray(baselines["prior"]), _prior_shares(made, roles["train"]), 0.0, 1e-9):
                 index = labels.index[roles["test"]]
                 found.add([mismatch("baseline", "prior", len(index), index[0], "a recount of the training rows")])
-        learnt = {"scaler": getattr(given["scaler"], "to_dict", lambda: given["scaler"])()}
-        learnt |= {name: np.asarray(given[name]) for name in ("y", "inputs_train")}
+        learnt = {"scaler": given["scaler"].to_dict()} | {
+            name: np.asarray(given[name]) for name in ("y", "inputs_train")
+        }
         shown = {name: np.asarray(given[name]) for name in (*SPLITS, "inputs_test", "forecasts", "calibrated")}
         states = {name: Fitted(state, forecasts=name in shown) for name, state in (learnt | shown).items()}
         numbers = {name: np.asarray(one, np.float64) for name, one in baselines.items()}
@@ -235,7 +236,7 @@ def audit_fold(sample: Sample, model: str, found: Findings) -> None:
     found.add(find_blind_leaks(fit, sample.values, sample.labels, Split("a fold", roles, plan.embargo), "fold"))
 
 
-def record_fold(data: PreparedDataset, roles, embargo: int, model: str) -> tuple[dict, dict[str, pd.DataFrame]]:
+def _record_fold(data: PreparedDataset, roles, embargo: int, model: str) -> tuple[dict, dict[str, pd.DataFrame]]:
     """Return the inputs, scaler, rows and forecasts of a fold of a cross-validation, as docs/guide.md lists, and the
     baselines of its test rows.
     """

@@ -146,7 +146,7 @@ def evaluate_artifacts(workspace: Workspace, data: PreparedDataset, artifacts: M
         ),
         prior_loss=dataset_weighted_prior_loss(data, train_rows, parts["validation"]),
         reference_gains={
-            who: dataset_gain_over_forecast(data, rows, own["test"], p)
+            who: _dataset_gain_over_forecast(data, rows, own["test"], p)
             for who, p in references.get("test", {}).items()
         },
         artifacts=dict(artifacts),
@@ -286,7 +286,7 @@ def dataset_calibration_by_class(
     return pd.concat(tables, ignore_index=True)
 
 
-def dataset_gain_over_forecast(
+def _dataset_gain_over_forecast(
     data: PreparedDataset, rows: np.ndarray, p_N3: np.ndarray, other: np.ndarray
 ) -> tuple[float, float, float]:
     """Compute the gain in log loss of `p_N3` over `other` on the unambiguous ones of `rows`: (gain, low, high), 95 %,

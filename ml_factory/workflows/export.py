@@ -78,11 +78,11 @@ def export(
         data = load_dataset(workspace, symbol, horizon)
         given = workspace, data, artifact, files_of["bundle"]
         try:
-            bundle = build_bundle(*given, with_onnx="onnx" in formats)
+            bundle = _build_bundle(*given, with_onnx="onnx" in formats)
         except FactoryError as error:
             if not optional:
                 raise
-            bundle, no_onnx = build_bundle(*given, with_onnx=False), str(error)
+            bundle, no_onnx = _build_bundle(*given, with_onnx=False), str(error)
         if "bundle" in formats:
             content |= {"bundle": bundle.to_bytes(), "card": bundle.card.encode()}
         for base, graph in bundle.graphs.items():
@@ -146,7 +146,7 @@ def _python_lines(kind: str, path: Path, artifact: Artifact) -> list[str]:
 # ---- the bundle ----------------------------------------------------------------------------------------------------
 
 
-def build_bundle(
+def _build_bundle(
     workspace: Workspace, data: PreparedDataset, artifact: Artifact, file: str, *, with_onnx: bool
 ) -> Bundle:
     """Return the bundle of a registered model or stack.

@@ -46,22 +46,18 @@ def draw_gaps(workspace: Workspace | str | Path, symbol: str):
     return data_plots.plot_gaps(gap_table(workspace, symbol), title=f"{symbol}: every gap, and the reason for it")
 
 
-def frame_alignment(workspace: Workspace | str | Path, symbol: str, row: int | None = None):
+def frame_alignment(workspace: Workspace | str | Path, symbol: str):
     """Plot the coarse bars that one base row may read: the newest of each frame that is complete at its `known_at`.
 
-    row : row of the prepared features; None: two thirds into the middle session, where every frame is mid-way.
+    The row is two thirds into the middle session, where every frame is mid-way.
     """
     store = open_current_store(workspace, symbol)
     spec = stored_data_settings(store).features
     bars, market = _bars_of(workspace, store)
     base, *coarse = (resample_bars(bars, market, minutes) for minutes in (spec.base_minutes, *spec.frames))
-    if row is None:
-        session = base.session == base.session[len(base) // 2]
-        moment = base.known_at[np.flatnonzero(session)[2 * np.count_nonzero(session) // 3]]
-    else:
-        moment = store.known_at[row].value
+    session = np.flatnonzero(base.session == base.session[len(base) // 2])
     visible = [asof_rows(base.known_at, frame.known_at) for frame in coarse]
-    return data_plots.plot_frame_alignment(base, coarse, visible, int(np.searchsorted(base.known_at, moment)))
+    return data_plots.plot_frame_alignment(base, coarse, visible, int(session[2 * len(session) // 3]))
 
 
 # ---- features ------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
 from ml_factory.evaluation.intervals import WEEKS, count_interval_weeks, interval_week_numbers
 from ml_factory.features.build import FeatureSpec, feature_column_names
+from ml_factory.leakage.proof import QUICK
 from ml_factory.progress import ProgressPhase, progress_phase, record_progress
 from ml_factory.result import Result
 from ml_factory.settings import DATA_PACKAGES, DataSpec
@@ -183,7 +184,7 @@ def _certify(
     if not find_certificates(store, horizons, "quick"):
         if bars is None:
             bars = load_bars(workspace, store.facts["symbol"], stored_data_settings(store).bars)[0]
-        found, _ = prove_store(store, bars, horizons, quick_audit_of_files(store, horizons))
+        found, _ = prove_store(store, bars, horizons, quick_audit_of_files(store, horizons), QUICK)
         for leak in found.leaks:
             _log.warning("%s: %s", store.facts["symbol"], leak.sentence())
 

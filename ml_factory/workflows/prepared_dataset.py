@@ -174,7 +174,7 @@ def load_dataset_of_store(store: DatasetStore, horizon: int) -> PreparedDataset:
     """Build the `Dataset` of a stored data set, as `load_dataset` returns it."""
     with refuse_damaged_content(WorkspaceError, "The prepared data is damaged", where=store.folder, next_step=REBUILD):
         rows, settings = store.load_row_facts(), store.facts["settings"]
-        data = PreparedDataset(
+        return PreparedDataset(
             symbol=store.facts["symbol"],
             horizon=horizon,
             fingerprint=store.fingerprint,
@@ -186,13 +186,6 @@ def load_dataset_of_store(store: DatasetStore, horizon: int) -> PreparedDataset:
             scaler=store.load_scaler(horizon),
             settings={"data": settings, "market": store.facts["market"], "sources": source_hash(DATA_PACKAGES)},
         )
-        if not data.features.index.is_unique:
-            raise ValueError("two rows of one time")
-        if (data.row < 0).any() or any(
-            len(positions) and positions.max() >= len(data.labels) for positions in data.splits.values()
-        ):
-            raise ValueError("labels or splits of rows that the features do not have")
-        return data
 
 
 def load_features(

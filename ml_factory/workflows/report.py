@@ -76,12 +76,12 @@ def evaluate(
         for what, value in one.facts["limited"].items()
     }
     run_ids = {name: one.facts["run_id"] for name, one in compared.artifacts.items()}
-    traded = backtest_for_report(workspace, data, compared.chosen, run_ids[compared.chosen])
-    path = write_evaluation_report(
+    traded = _backtest_for_report(workspace, data, compared.chosen, run_ids[compared.chosen])
+    path = _write_evaluation_report(
         workspace.results / "report.html", title or f"{symbol}: {', '.join(compared.artifacts)}", data,
         DatasetStore.current(workspace.processed(symbol)), compared, traded,
         quick_limits=limited,
-        extra_sections=[*cross_validation_sections(workspace, data), compared_runs_section(compared.artifacts)],
+        extra_sections=[*_cross_validation_sections(workspace, data), _compared_runs_section(compared.artifacts)],
     )  # fmt: skip
     shown = compared.test_metrics.reset_index()
     shown.insert(0, "split", "test")
@@ -107,13 +107,13 @@ def evaluate(
 # ---- the report -----------------------------------------------------------------------------------------------------
 
 
-def write_evaluation_report(
+def _write_evaluation_report(
     path: Path, title: str, data: PreparedDataset, store: DatasetStore, evaluated: Evaluation,
     traded: Result | str, *, quick_limits: Mapping[str, object], extra_sections: Sequence[HtmlSection] = (),
 ) -> Path:  # fmt: skip
     """Write the report of one run, or of several runs on the same rows.
 
-    traded : backtest of the chosen model, or why there is none, `backtest_for_report`.
+    traded : backtest of the chosen model, or why there is none, `_backtest_for_report`.
     quick_limits : limits of QUICK.
     extra_sections : sections of the runs, such as learning curves.
     """
@@ -123,10 +123,10 @@ def write_evaluation_report(
     sections = [
         _money_section(traded),
         _gain_section(evaluated),
-        report_calibration_section(data, evaluated),
+        _report_calibration_section(data, evaluated),
         findings_section(findings),
-        report_verdict_section(evaluated, len(data.splits["test"]), two_sided=len(data.classes) == len(CLASSES)),
-        decile_returns_section(data, evaluated),
+        _report_verdict_section(evaluated, len(data.splits["test"]), two_sided=len(data.classes) == len(CLASSES)),
+        _decile_returns_section(data, evaluated),
         *extra_sections,
         *(
             [HtmlSection("QUICK", tables=[("Limits of the training; QUICK=0 has none", limits)])]
@@ -145,8 +145,8 @@ def write_evaluation_report(
     }))  # fmt: skip
     return write_html_report(
         path, title, sections, answer=evaluated.verdict.answer,
-        subtitle=f"{next_step}\n\n{report_test_period(data, evaluated)}",
-        facts=report_headline_cards(evaluated, traded),
+        subtitle=f"{next_step}\n\n{_report_test_period(data, evaluated)}",
+        facts=_report_headline_cards(evaluated, traded),
         notice="\n\n".join(_notices(data.symbol, quick_limits)),
         footer=f"data {data.fingerprint[:12]}, proof that nothing looks ahead: "
         f"{describe_proof_of_store(store, data.horizon)}. Past results do not guarantee future results; a gain whose "
@@ -154,7 +154,7 @@ def write_evaluation_report(
     )  # fmt: skip
 
 
-def report_test_period(data: PreparedDataset, evaluated: Evaluation) -> str:
+def _report_test_period(data: PreparedDataset, evaluated: Evaluation) -> str:
     """Describe model, labels and test period."""
     times = data.labels.index[evaluated.rows]
     first, last = (f"{moment:%Y-%m-%d}" for moment in (times[0], times[-1]))
@@ -188,10 +188,10 @@ def model_result(
     origin : a table of found, reached and exact.
     """
     facts, name, workspace = artifact.facts, artifact.facts["model"], run.workspace
-    path = write_evaluation_report(
+    path = _write_evaluation_report(
         run.folder / "report.html", f"{data.symbol}: {name}", data,
         DatasetStore.current(workspace.processed(data.symbol)), evaluated,
-        backtest_for_report(workspace, data, name, facts["run_id"]), quick_limits=facts["limited"],
+        _backtest_for_report(workspace, data, name, facts["run_id"]), quick_limits=facts["limited"],
         extra_sections=_run_sections(facts, evaluated.prior_loss),
     )  # fmt: skip
     written = predictions_path(workspace, artifact)
@@ -229,7 +229,7 @@ def _notices(symbol: str, quick_limits: Mapping[str, object]) -> Iterator[str]:
         yield "QUICK limited the training: a model may find less than it could. The limits are listed under QUICK."
 
 
-def report_verdict_section(evaluated: Evaluation, of: int, *, two_sided: bool = True) -> HtmlSection:
+def _report_verdict_section(evaluated: Evaluation, of: int, *, two_sided: bool = True) -> HtmlSection:
     """Return the section with the verdict on each model, its numbers, and the metrics of models and baselines.
 
     of : number of all test rows.
@@ -292,7 +292,7 @@ def _gain_section(evaluated: Evaluation) -> HtmlSection:
     ])  # fmt: skip
 
 
-def decile_returns_section(data: PreparedDataset, evaluated: Evaluation) -> HtmlSection:
+def _decile_returns_section(data: PreparedDataset, evaluated: Evaluation) -> HtmlSection:
     """Return the section of realised returns and information coefficient by decile of the chosen model's forecast.
 
     Computed on unambiguous test rows.
@@ -329,7 +329,7 @@ def report_comparison_sentence(name: str, who: str, gain: tuple[float, float, fl
     )
 
 
-def report_calibration_section(data: PreparedDataset, evaluated: Evaluation) -> HtmlSection:
+def _report_calibration_section(data: PreparedDataset, evaluated: Evaluation) -> HtmlSection:
     """Return the section of the chosen model's reliability diagram, and of frequencies by class of every model."""
     rows, chosen = evaluated.rows, evaluated.chosen
     clear = data.unambiguous_mask[rows]
@@ -350,7 +350,7 @@ def report_calibration_section(data: PreparedDataset, evaluated: Evaluation) -> 
     )  # fmt: skip
 
 
-def backtest_for_report(workspace: Workspace, data: PreparedDataset, model: str, run_id: str) -> Result | str:
+def _backtest_for_report(workspace: Workspace, data: PreparedDataset, model: str, run_id: str) -> Result | str:
     """Trade the test rows of a run after costs; return why where it cannot be: meta-labels, unknown costs, no bars."""
     try:
         return backtest(workspace, data.symbol, data.horizon, model, run_id=run_id)
@@ -386,7 +386,7 @@ def _money_section(traded: Result | str) -> HtmlSection:
     )  # fmt: skip
 
 
-def report_headline_cards(evaluated: Evaluation, traded: Result | str) -> dict[str, object]:
+def _report_headline_cards(evaluated: Evaluation, traded: Result | str) -> dict[str, object]:
     """Return the cards below the headline, those of the chosen model: label -> (value, note)."""
     one = evaluated.verdict
     low, high = one.gain_best_low, one.gain_best_high
@@ -427,7 +427,7 @@ def _report_label_sentence(data: PreparedDataset) -> str:
     }[data.kind]
 
 
-def report_left_out_rows(facts: Mapping) -> str:
+def _report_left_out_rows(facts: Mapping) -> str:
     """Describe the rows that belong to no split. facts : purged, and inferred where there are such rows."""
     purged = f"In time order; {facts['purged']:,} rows whose labels reach across an edge belong to no part."
     inferred = facts.get("inferred", 0)
@@ -446,7 +446,7 @@ def _data_sections(data: PreparedDataset, store: DatasetStore) -> list[HtmlSecti
     return [
         HtmlSection(
             "The split",
-            text=report_left_out_rows(stored[data.horizon]),
+            text=_report_left_out_rows(stored[data.horizon]),
             figures=[("Price with the parts of the split.", data_plots.plot_split(close, parts))],
             tables=[("Parts", splits)],
         ),
@@ -509,7 +509,7 @@ def _run_sections(facts: Mapping, prior_loss: float) -> list[HtmlSection]:
     return [*sections, made]
 
 
-def cross_validation_sections(workspace: Workspace, data: PreparedDataset) -> list[HtmlSection]:
+def _cross_validation_sections(workspace: Workspace, data: PreparedDataset) -> list[HtmlSection]:
     """Return the section of the finished cross-validations on this data: of each model the newest full one, else the
     newest QUICK one; no section without one.
     """
@@ -538,7 +538,7 @@ def cross_validation_sections(workspace: Workspace, data: PreparedDataset) -> li
     return [HtmlSection("Other periods", text="\n\n".join(lines), figures=figures)] if best else []
 
 
-def compared_runs_section(found: Mapping[str, Artifact]) -> HtmlSection:
+def _compared_runs_section(found: Mapping[str, Artifact]) -> HtmlSection:
     """Return the section that lists the compared runs."""
     rows = {
         name: {"run": one.facts["run_id"], "artifact": one.hash[:12], "seconds": f"{one.facts['seconds']:.1f}"}

@@ -107,7 +107,7 @@ class World:
         return found
 
 
-@pytest.mark.parametrize("world", range(6), indirect=True)
+@pytest.mark.parametrize("world", range(4), indirect=True)
 def test_drive_that_refuses_drops_and_tears_loses_no_acknowledged_save(world):
     for _ in range(14):
         step = world.luck.choice(["save", "save", "save", "session", "refuse", "damage", "other_machine"])
@@ -115,21 +115,6 @@ def test_drive_that_refuses_drops_and_tears_loses_no_acknowledged_save(world):
             continue
         getattr(world, step)()
     world.other_machine()
-
-
-def test_checkpoints_of_folder_below_checkpoints_are_saved_on_drive_and_loaded_by_other_machine(world, monkeypatch):
-    def open_mine() -> CheckpointManager:
-        return CheckpointManager(Workspace(str(world.drive / "ws")).checkpoints / "mine", run="r")
-
-    with open_mine() as manager:
-        manager.save_checkpoint("p", {"value": 1}, force=True)
-        assert manager.wait(60)
-        assert manager.folder.mirror.push().pushed == ()  # no lease
-    place = world.drive / "ws/checkpoints/mine"
-    assert read_checkpoint(place / "r/p.0.ckpt")[1] == {"value": 1} and len(list(place.glob("leases/*.json"))) == 1
-    monkeypatch.setenv("XDG_CACHE_HOME", str(world.folder / "other"))
-    with open_mine() as manager:
-        assert manager.phase("p").load()["state"] == {"value": 1}
 
 
 @pytest.mark.parametrize("size", [100, -1])
@@ -141,11 +126,11 @@ def test_checkpoint_torn_on_local_disk_is_fetched_from_drive(world, size):
 
 
 def test_many_saves_leave_five_files_on_drive(world):
-    for value in range(150):
-        world.manager.save_checkpoint("p", {"value": value}, force=True, metrics={"val_loss": float(value != 70)})
+    for value in range(40):
+        world.manager.save_checkpoint("p", {"value": value}, force=True, metrics={"val_loss": float(value != 20)})
     world.manager.close()
     files = list(world.drive.glob("ws/checkpoints/r/*"))
-    assert len(files) <= 5 and max(read_checkpoint(path)[1]["value"] for path in files) == 149
+    assert len(files) <= 5 and max(read_checkpoint(path)[1]["value"] for path in files) == 39
 
 
 def test_rm_of_checkpoints_on_drive_begins_anew_and_finished_files_are_deleted_there(world):

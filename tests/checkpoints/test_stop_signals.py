@@ -23,9 +23,8 @@ import logging, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born ignoring it
 logging.basicConfig(stream=sys.stdout, format='%(message)s')
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.checkpoints.schedule import SaveSchedule
 
-with CheckpointManager(sys.argv[1], 600, run="r", schedule=SaveSchedule(first_save_minutes=600)) as manager:
+with CheckpointManager(sys.argv[1], 600, run="r") as manager:
     with manager.phase("p").acquired() as checkpoints:
         checkpoints.save({"step": 0}, force=True)
         manager.wait()
@@ -79,20 +78,24 @@ def test_stop_signal_with_refusing_mount_ends_process_and_prints_where_the_save_
         assert manager.load_latest_checkpoint("p")["state"]["step"] > 0
 
 
-def test_stop_flag_second_signal_calls_previous_handler_at_once():
-    acted = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: acted.append(number))
-    try:
-        flag = StopSignalFlag()
-        flag.listen()
-        signal.raise_signal(signal.SIGTERM)
-        assert flag.requested == signal.SIGTERM and not acted
-        signal.raise_signal(signal.SIGTERM)
-        assert acted == [signal.SIGTERM]
-        flag.requested = None
-        flag.remove_listener()
-    finally:
-        signal.signal(signal.SIGTERM, before)
+@pytest.fixture
+def acted():
+    """The signals that the handler of before received."""
+    received = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    yield received
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_stop_flag_second_signal_calls_previous_handler_at_once(acted):
+    flag = StopSignalFlag()
+    flag.listen()
+    signal.raise_signal(signal.SIGTERM)
+    assert flag.requested == signal.SIGTERM and not acted
+    signal.raise_signal(signal.SIGTERM)
+    assert acted == [signal.SIGTERM]
+    flag.requested = None
+    flag.remove_listener()
 
 
 def test_stop_flag_handlers_are_set_only_while_phase_is_acquired(tmp_path):
@@ -117,39 +120,33 @@ def test_stop_flag_pending_signal_is_raised_when_last_listener_leaves():
     assert flag.requested is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_stop_flag_keeps_ignored_signal_ignored():
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        flag = StopSignalFlag()
-        flag.listen()
-        signal.raise_signal(signal.SIGTERM)
-        assert flag.requested is None
-        flag.remove_listener()
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def test_stop_flag_keeps_ignored_signal_ignored(acted):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    flag = StopSignalFlag()
+    flag.listen()
+    signal.raise_signal(signal.SIGTERM)
+    assert flag.requested is None
+    flag.remove_listener()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
 
 
-def test_stop_flag_listening_in_other_thread_keeps_main_thread_handlers():
-    acted = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: acted.append(number))
-    try:
-        flag = StopSignalFlag()
-        thread = threading.Thread(target=flag.listen)
-        thread.start()
-        thread.join()
-        flag.listen()
-        signal.raise_signal(signal.SIGTERM)
-        assert flag.requested == signal.SIGTERM and not acted
-        flag.requested = None
-        flag.remove_listener()
-        flag.listen()
-        flag.remove_listener()
-        thread = threading.Thread(target=flag.remove_listener)  # the last to leave cannot put the handlers back
-        thread.start()
-        thread.join()
-        signal.raise_signal(signal.SIGTERM)
-        assert acted == [signal.SIGTERM] and flag.requested is None
-        assert signal.getsignal(signal.SIGTERM) != flag._on_signal
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def in_other_thread(action) -> None:
+    thread = threading.Thread(target=action)
+    thread.start()
+    thread.join()
+
+
+def test_stop_flag_listening_in_other_thread_keeps_main_thread_handlers(acted):
+    flag = StopSignalFlag()
+    in_other_thread(flag.listen)
+    flag.listen()
+    signal.raise_signal(signal.SIGTERM)
+    assert flag.requested == signal.SIGTERM and not acted
+    flag.requested = None
+    flag.remove_listener()
+    flag.listen()
+    flag.remove_listener()
+    in_other_thread(flag.remove_listener)  # the last to leave cannot put the handlers back
+    signal.raise_signal(signal.SIGTERM)
+    assert acted == [signal.SIGTERM] and flag.requested is None
+    assert signal.getsignal(signal.SIGTERM) != flag._on_signal

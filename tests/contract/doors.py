@@ -13,12 +13,12 @@ import numpy as np
 import pandas as pd
 
 from ml_factory import cli, pipeline
-from ml_factory.checkpoints.schedule import SaveSchedule
 from ml_factory.data.bar_files import read_bars_table
 from ml_factory.data.bar_report import hash_bars
 from ml_factory.data.io import import_bars, load_bars
 from ml_factory.data.quality import GAP_KINDS, find_gaps
 from ml_factory.data.resample import (
+    BarStream,
     ResampledBars,
     apply_roll_adjustment,
     asof_rows,
@@ -117,6 +117,8 @@ from ml_factory.features.windows import window_std, window_sum
 from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.guard import open_minutes
 from ml_factory.lazy_module import EXTRAS, LazyModule, import_module_or_explain
+from ml_factory.leakage.cuts import choose_cut_points
+from ml_factory.leakage.tables import Table
 from ml_factory.models import tabular
 from ml_factory.models.registry import build_model_from_state, find_model_spec, register_model
 from ml_factory.models.session_clock import SessionClock, class_shares
@@ -127,7 +129,7 @@ from ml_factory.settings import DataSpec
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.mirror import Mirror
-from ml_factory.storage.serialization import deserialize_state, serialize_state, write_state_file
+from ml_factory.storage.serialization import deserialize_state, read_state_file, serialize_state, write_state_file
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.barrier_kernels import BARRIERS
 from ml_factory.targets.barrier_search import (

@@ -197,8 +197,8 @@ def assert_equals_plain_loop(seed: int) -> list[str]:
 
 
 def test_run_equals_plain_loop_on_random_scripts():
-    exits = [exit_ for seed in range(200) for exit_ in assert_equals_plain_loop(seed)]
-    assert len(exits) > 2_000 and set(exits) == set(EXITS)
+    exits = [exit_ for seed in range(120) for exit_ in assert_equals_plain_loop(seed)]
+    assert len(exits) > 1_000 and set(exits) == set(EXITS)
 
 
 @pytest.mark.soak
@@ -314,14 +314,14 @@ def test_metrics_without_trades_are_zero_or_nan():
 def test_contract_spec_of_future_has_tick_value_of_its_rulebook(symbol):
     values = {"MES": 1.25, "ES": 12.5, "MNQ": 0.5, "NQ": 5, "MGC": 1, "GC": 10, "MCL": 1, "CL": 10}
     found = contract_spec(symbol)
-    assert found.tick_value == pytest.approx(values[symbol]) and found.margin > 0
-    assert found.side_cost(100.0) == found.commission + found.exchange_fee > 0
+    assert found.tick_value == pytest.approx(values[symbol])
+    assert found.commission > 0 and found.exchange_fee > 0
     assert contract_spec(f"{symbol}Z24").tick_value == found.tick_value
 
 
 def test_contract_spec_of_share_coin_and_file_of_user(tmp_path):
     assert contract_spec("SPY").multiplier == 1 and contract_spec("SPY").tick == 0.01
-    assert contract_spec("BTC-USD", tick=0.01).side_cost(50_000) == pytest.approx(50)
+    assert contract_spec("BTC-USD", tick=0.01).fee_rate == 0.001
     file = tmp_path / "contracts.json"
     facts = {"tick": 0.015625, "multiplier": 1000, "commission": 2}
     file.write_text(json.dumps({"ZN": facts, "CL": {"commission": 0.25}, "XX": facts | {"calendar": "cme"}}))
@@ -338,7 +338,7 @@ def test_contract_spec_of_share_coin_and_file_of_user(tmp_path):
     [('{"CL": {"symbol": "ES"}}', "got ES"),
      ('{"CL": {"multiplyer": 5}}', "did you mean"),
      ('{"CL": {"tick": -1}}', "above 0"), ('["CL"]', "by symbol"),
-     ('{"CL": {"tick": "1"}}', "another kind"), ('{"CL": {"margin": -1}}', "0 or more"),
+     ('{"CL": {"tick": "1"}}', "another kind"), ('{"CL": {"commission": -1}}', "0 or more"),
      ('{"CL": {"commission": [', "cannot be read"), ('{"CL": {"calendar": "cmee"}}', "did you mean")],
 )  # fmt: skip
 def test_contract_file_with_wrong_fact_is_refused(text, message, tmp_path):

@@ -36,6 +36,7 @@ REFUSED = {
     **{f"without {name}": (lambda raw, name=name: raw.drop(columns=name), {},
                            rf"Missing column '{name}' \[MES.csv\].*got columns .*wanted timestamp, open")
        for name in ("timestamp", *PRICES)},
+    "long name": (lambda raw: raw.rename(columns={"close": "c" * 5000}), {}, r"got columns .{,300}wanted timestamp"),
     **{f"{name} {value}": (changed(33, name, value), {}, rf"{name} {words} in row 33 \(2024-03-05 00:33:00\+00:00\)")
        for name in PRICES for value, words in
        {np.nan: EMPTY, np.inf: EMPTY, -np.inf: EMPTY, 0.0: "is zero or negative", -5.0: "is zero or negative"}.items()},

@@ -6,7 +6,6 @@ from scipy.optimize import minimize
 from scipy.signal import lfilter
 from sklearn.calibration import calibration_curve
 
-from ml_factory.errors import CheckpointError, SettingsError
 from tests.contract.doors import (
     Calibration,
     calibration_by_class,
@@ -122,14 +121,6 @@ def test_calibration_fit_with_zero_probabilities_stays_finite():
     assert np.isfinite(fitted.apply(p)).all()
 
 
-def test_calibration_from_dict_reads_to_dict_and_impossible_values_are_refused():
-    fitted = Calibration(1.37, (0.1, 0.2, -0.3))
-    assert Calibration.from_dict(fitted.to_dict()) == fitted
-    for bad in ((0.0,), (-1.0,), (float("nan"),), (1.0, (0.0, 1.0)), (1.0, (0.0, 0.0, float("nan")))):
-        with pytest.raises(SettingsError, match="calibration"):
-            Calibration(*bad)
-
-
 def test_calibration_by_class_with_weights_equals_hand_computed_values():
     p = np.array([[0.2, 0.5, 0.3], [0.2, 0.5, 0.3], [0.6, 0.1, 0.3], [0.1, 0.8, 0.1]])
     table = calibration_by_class([0, 1, -1, 0], p, [1, 1, 2, 0])
@@ -169,32 +160,31 @@ def slow_forecasts(seed: int, n: int = 6000):
 
 def test_calibration_by_class_interval_widens_for_autocorrelated_forecasts():
     """Without `by_outcome_NK` 69 % of them miss, and 483 rows count: the noise of the outcomes hides the drift."""
-    tables = [calibration_by_class(*slow_forecasts(seed), horizon=20).iloc[2] for seed in range(100)]
+    tables = [calibration_by_class(*slow_forecasts(seed), horizon=20).iloc[2] for seed in range(60)]
     true = np.mean([one["difference"] for one in tables])
     assert np.mean([one["low"] > true or one["high"] < true for one in tables]) < 0.5
-    rows = [independent_row_count(*slow_forecasts(seed), horizon=20) for seed in range(20)]
+    rows = [independent_row_count(*slow_forecasts(seed), horizon=20) for seed in range(10)]
     assert np.median(rows) < 200
 
 
 def test_reliability_equals_scikit_learn_calibration_curve():
     y, p = drawn(2000, 6)
-    table = reliability_table(y, p, 8)
+    table = reliability_table(y, p)
     for k in (-1, 0, 1):
-        happened, printed = calibration_curve(y == k, p[:, k + 1], n_bins=8, strategy="quantile")
+        happened, printed = calibration_curve(y == k, p[:, k + 1], n_bins=10, strategy="quantile")
         mine = table[table["class"] == k]
         np.testing.assert_allclose(mine["probability"], printed, rtol=1e-12)
         np.testing.assert_allclose(mine["frequency"], happened, rtol=1e-12)
         assert mine["rows"].sum() == 2000
 
 
-def test_reliability_with_weights_equals_hand_computed_values():
-    p = np.array([[0.1, 0.2, 0.7], [0.1, 0.2, 0.7], [0.8, 0.1, 0.1], [0.8, 0.1, 0.1], [0.8, 0.1, 0.1]])
-    table = reliability_table([1, 0, -1, -1, 1], p, 2, w=[3.0, 1.0, 1.0, 1.0, 0.0])
+def test_reliability_error_equals_hand_computed_value():
+    p = np.array([[0.1, 0.2, 0.7], [0.1, 0.2, 0.7], [0.8, 0.1, 0.1], [0.8, 0.1, 0.1]])
+    table = reliability_table([1, 0, -1, -1], p)
     high = table[(table["class"] == 1) & (table["probability"] > 0.5)].iloc[0]
-    assert high["frequency"] == 0.75 and high["probability"] == pytest.approx(0.7) and high["rows"] == 2
-    # Kish: (3 + 1)² / (3² + 1²) = 1.6 rows; Agresti-Coull: (1.2 + 2) / 5.6.
-    guarded = 3.2 / 5.6
-    assert high["error"] == pytest.approx(np.sqrt(guarded * (1 - guarded) / 5.6))
+    assert high["frequency"] == 0.5 and high["probability"] == pytest.approx(0.7) and high["rows"] == 2
+    guarded = (1 + 2) / (2 + 4)  # Agresti-Coull
+    assert high["error"] == pytest.approx(np.sqrt(guarded * (1 - guarded) / 6))
 
 
 def test_reliability_with_overlapping_labels_has_larger_errors():
@@ -205,11 +195,3 @@ def test_reliability_with_overlapping_labels_has_larger_errors():
 def test_reliability_of_constant_forecast_has_one_bin():
     table = reliability_table([1, 0, -1], np.tile([0.2, 0.3, 0.5], (3, 1)))
     assert table["frequency"].tolist() == pytest.approx([1 / 3] * 3)
-
-
-@pytest.mark.parametrize(
-    "facts", [{}, {"temperature": 1.0}, {"temperature": "hot", "bias": [0, 0, 0]}, {"temperature": 1.0, "bias": 3}]
-)
-def test_calibration_from_damaged_dict_raises_one_line(facts):
-    with pytest.raises(CheckpointError, match=r"calibration is damaged.*Next: train the model again"):
-        Calibration.from_dict(facts)

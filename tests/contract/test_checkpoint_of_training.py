@@ -23,8 +23,9 @@ class Killed(BaseException):
     """Not an Exception: nothing on the way may catch it."""
 
 
-def train(workspace, model, **options):
-    return pipeline.train(workspace, "DEMO", H, model, model_settings=SMALL[model], mirror="off", **options)
+def train(workspace, model, more=None, **options):
+    settings = SMALL[model] | (more or {})
+    return pipeline.train(workspace, "DEMO", H, model, model_settings=settings, mirror="off", **options)
 
 
 def killed_at(workspace, model, epoch=1, **options):
@@ -81,6 +82,20 @@ def test_load_latest_checkpoint_after_finished_training_returns_registered_model
     shutil.rmtree(prepared.checkpoints)
     again = CheckpointManager(Workspace(prepared.root).checkpoints).load_latest_checkpoint(phase="train_xgboost")
     np.testing.assert_equal(again["state"]["model_state"], checkpoint["state"]["model_state"])
+
+
+def test_callback_with_log_steps_gets_the_mean_loss_since_its_last_call(prepared):
+    class Steps(list):
+        def log_steps(self, epoch, step, loss):
+            self.append((epoch, step, loss))
+
+        def __call__(self, epoch, metrics):
+            self.append((epoch, "end", metrics["train_loss"]))
+
+    steps = Steps()
+    train(prepared, "lstm", callbacks=(steps,), more={"log_steps": 1, "batch": 4096})  # one step an epoch
+    first, second = steps[0][2], steps[2][2]
+    assert steps == [(1, 1, first), (1, "end", first), (2, 1, second), (2, "end", second)] and first > second > 0
 
 
 def test_load_latest_checkpoint_without_run_takes_newest_run_else_user_checkpoint(prepared, often):

@@ -16,7 +16,6 @@ import torch
 
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.errors import CheckpointError, SettingsError
-from tests.contract.doors import SaveSchedule
 
 
 class Clock:
@@ -87,7 +86,7 @@ def test_manager_saves_values_at_time_of_call(tmp_path):
 
 def test_manager_timer_saves_every_two_minutes_then_every_thirty(tmp_path):
     clock = Clock()
-    manager = CheckpointManager(tmp_path, schedule=SaveSchedule(clock=clock))
+    manager = CheckpointManager(tmp_path, clock=clock)
     saved = []
     for clock.minutes in np.arange(0, 100, 0.5):
         assert manager.phase("p").due() is (manager.save_checkpoint("p", {"minutes": clock.minutes}) is not None)
@@ -101,16 +100,14 @@ def test_manager_timer_saves_every_two_minutes_then_every_thirty(tmp_path):
 
 def test_manager_short_intervals_are_kept_and_invalid_options_raise(tmp_path):
     clock = Clock()
-    with CheckpointManager(tmp_path, auto_save_minutes=0, schedule=SaveSchedule(clock=clock)) as manager:
+    with CheckpointManager(tmp_path, auto_save_minutes=0, clock=clock) as manager:
         assert all(manager.save_checkpoint("p", {}) for _ in range(3))
-    with CheckpointManager(tmp_path, auto_save_minutes=1, schedule=SaveSchedule(clock=clock)) as manager:
+    with CheckpointManager(tmp_path, auto_save_minutes=1, clock=clock) as manager:
         due = [manager.save_checkpoint("p", {}) is not None for clock.minutes in (0, 0.5, 1, 1.5, 2)]
         assert due == [True, False, True, False, True]
     for wrong in ({"auto_save_minutes": -1}, {"keep_last": 0}, {"run": "../up"}):
         with pytest.raises(SettingsError, match=next(iter(wrong))):
             CheckpointManager(tmp_path, **wrong)
-    with pytest.raises(SettingsError, match="first_save_minutes"):
-        SaveSchedule(first_save_minutes=float("nan"))
 
 
 @pytest.mark.parametrize("keep", [1, 3, 5])
@@ -227,13 +224,14 @@ def test_manager_repeats_forced_save_until_disk_takes_it(tmp_path, disk_full_bey
 
 def test_manager_after_full_disk_retries_at_next_timer(tmp_path, disk_full_beyond):
     clock = Clock()
-    with CheckpointManager(tmp_path, schedule=SaveSchedule(clock=clock), background=False) as manager:
+    with CheckpointManager(tmp_path, clock=clock, background=False) as manager:
         with disk_full_beyond(100):
             assert manager.save_checkpoint("p", {"a": np.ones(100)}) is None
         assert 0 < manager.phase("p").due_in() <= 10  # soon, not at the usual time
         assert manager.save_checkpoint("p", {"a": np.ones(100)}) is None
-        clock.minutes = 2
+        clock.minutes = 40
         assert manager.save_checkpoint("p", {"a": np.ones(100)}) is not None
+        assert manager.phase("p").due_in() == 120  # a run without a checkpoint stays young
 
 
 # ---------------------------------------------------------------- killed in the middle

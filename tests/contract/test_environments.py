@@ -71,36 +71,9 @@ for words in calls:
 )
 
 
-def without_extras(*calls: list[str], folder: Path) -> list[tuple[int, str]]:
-    """(exit code, output) of each call of the command line."""
-    command = [sys.executable, "-W", "error", "-c", COMMAND_LINE, json.dumps(sorted(EXTRAS)), json.dumps(calls)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
-
-
-def test_base_installation_predicts_with_linear_model_trained_elsewhere(prepared, tmp_path):
-    pipeline.train(prepared, "DEMO", 5, "linear", quick=True, mirror="off")
-    where = ["--workspace", str(prepared.root), "--symbol", "DEMO", "--horizon", "5", "--model", "linear"]
-    ((code, printed),) = without_extras(
-        ["predict", *where, "--data", str(prepared.raw_bars("DEMO")), "--all"], folder=tmp_path
-    )
-    assert code == 0, printed
-    assert list(prepared.results.rglob("predictions-linear-h5.parquet"))
-
-
-def test_base_installation_prepares_bars(prepared, tmp_path):
-    Workspace(tmp_path / "workspace")
-    pd.read_parquet(prepared.raw_bars("DEMO")).iloc[: 15 * 1380].to_csv(tmp_path / "bars.csv", index=False)
-    words = ["prepare", "--workspace", str(tmp_path / "workspace"), "--symbol", "BASE", "--horizon", "5"]
-    words += ["--data", str(tmp_path / "bars.csv"), "--calendar", "cme", "--tick", "0.25"]
-    ((code, printed),) = without_extras(words, folder=tmp_path)
-    assert code == 0, printed
-
-
 # What is absent -> a verb that needs it.
 LACKING = {
-    "sklearn": ["train", "--model", "linear"],
+    "sklearn": ["train", "--model", "linear", "--seed", "1"],
     "xgboost": ["train", "--model", "xgboost"],
     "torch": ["train", "--model", "lstm"],
     "catboost": ["cross-validate", "--model", "catboost"],
@@ -110,17 +83,48 @@ LACKING = {
 }
 
 
-def test_base_installation_names_extra_in_one_line_and_writes_nothing_and_doctor_finds_no_fault(prepared, tmp_path):
-    data = ["--workspace", str(prepared.root), "--symbol", "DEMO", "--horizon", "5", "--quick"]
-    calls = [words + data * (words[0] in ("train", "cross-validate")) for words in LACKING.values()]
-    before = sorted(prepared.results.rglob("*"))
-    *answers, doctor = without_extras(*calls, ["doctor", "--workspace", str(prepared.root)], folder=tmp_path)
-    for package, (code, printed) in zip(LACKING, answers, strict=True):
+@pytest.fixture(scope="module")
+def base(prepared_template, tmp_path_factory) -> tuple[dict[str, tuple[int, str]], set[str]]:
+    """What the command line answers where no extra is installed: call -> (exit code, output); and the new files."""
+    folder = tmp_path_factory.mktemp("base")
+    prepared = Workspace(shutil.copytree(prepared_template, folder / "workspace"))
+    pipeline.train(prepared, "DEMO", 5, "linear", quick=True, mirror="off")
+    bars = prepared.raw_bars("DEMO")
+    pd.read_parquet(bars).iloc[: 15 * 1380].to_csv(folder / "bars.csv", index=False)
+    data = ["--workspace", str(prepared.root), "--symbol", "DEMO", "--horizon", "5"]
+    quick = [*data, "--quick"]
+    calls = {name: [*words, *quick * (words[0] in ("train", "cross-validate"))] for name, words in LACKING.items()} | {
+        "doctor": ["doctor", "--workspace", str(prepared.root)],
+        "prepare": ["prepare", "--workspace", str(folder / "new"), "--symbol", "BASE", "--horizon", "5", "--data",
+                    str(folder / "bars.csv"), "--calendar", "cme", "--tick", "0.25"],
+        "predict": ["predict", *data, "--model", "linear", "--data", str(bars), "--all"],
+    }  # fmt: skip
+    before = set(folder.rglob("*"))
+    words = [json.dumps(sorted(EXTRAS)), json.dumps([*calls.values()])]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", COMMAND_LINE, *words], capture_output=True, text=True, cwd=folder,
+        env=os.environ | {"ML_FACTORY_WANDB": "off"}, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answers = [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+    return dict(zip(calls, answers, strict=True)), {path.name for path in set(folder.rglob("*")) - before}
+
+
+def test_base_installation_prepares_bars_and_predicts_with_linear_model_trained_elsewhere(base):
+    answers, made = base
+    assert [answers[verb][0] for verb in ("prepare", "predict")] == [0, 0], answers
+    assert {"predictions-linear-h5.parquet", "BASE_1m.parquet"} <= made
+
+
+def test_base_installation_names_extra_in_one_line_and_writes_nothing_and_doctor_finds_no_fault(base):
+    answers, made = base
+    for package in LACKING:
+        code, printed = answers[package]
         (line,) = [line for line in printed.splitlines() if line.startswith("error: ")]
         assert code == 1 and f"The package {package} is not installed" in line, (package, printed)
         assert f"pip install 'ml_factory[{EXTRAS[package]}]'" in line
-    assert sorted(prepared.results.rglob("*")) == before and not list(tmp_path.glob("a.csv"))
-    code, printed = doctor
+    assert not {"run.json", "a.csv"} & made
+    code, printed = answers["doctor"]
     assert code == 0 and "ml_factory[train]" in printed and "ml_factory[track]" in printed, printed
     assert "!!" not in printed, printed
 

@@ -21,7 +21,7 @@ from tests.postgres_server import GUARDED, PASSWORD, missing_postgres_programs, 
 
 pytest.importorskip("adbc_driver_postgresql", reason="adbc_driver_postgresql is not installed")
 ROOT = Path(__file__).resolve().parents[2]
-ROWS = 200_000
+ROWS = 60_000
 BARS = """
 CREATE TABLE {name} (symbol text NOT NULL, ts timestamptz NOT NULL, open float8, high float8, low float8, close float8,
                      volume bigint, PRIMARY KEY (symbol, ts));
@@ -60,7 +60,7 @@ def one_line(error: pytest.ExceptionInfo) -> str:
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv"])
-def test_export_of_200000_bars_equals_copy_of_the_server(server, tmp_path, suffix):
+def test_export_of_bars_equals_copy_of_the_server(server, tmp_path, suffix):
     result = export_data(server.source(), tmp_path / f"bars{suffix}", table="bars", symbol="MES")
     text = server.run_sql(
         "SET timezone = 'UTC'; COPY (SELECT ts AS timestamp, open, high, low, close, volume FROM bars "
@@ -103,8 +103,9 @@ TIMES = {
 }
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
-@pytest.mark.parametrize("kind", TIMES)
+@pytest.mark.parametrize(
+    ("kind", "suffix"), [*((kind, ".parquet") for kind in TIMES), ("timestamptz", ".csv"), ("numeric(20,3)", ".csv")]
+)
 def test_export_of_column_types_nulls_and_duplicates_keeps_values(server, tmp_path, kind, suffix):
     times = [*TIMES[kind], TIMES[kind][0]]
     rows = [f"({', '.join((at, *row))})" for at, row in zip(times, VALUES, strict=True)]
@@ -319,9 +320,9 @@ print(int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) /
 
 
 def test_export_peak_memory_does_not_grow_with_rows(server, tmp_path):
-    """Held in memory, the rows added would be 72 MB."""
+    """Held in memory, the rows added would be 53 MB."""
     peaks = []
-    for count in (500_000, 2_000_000):
+    for count in (200_000, 1_300_000):
         server.run_sql(LONG.format(rows=count))
         done = subprocess.run(
             [sys.executable, "-c", PEAK, server.source(), str(tmp_path / f"{count}.parquet"), "long"],
@@ -329,4 +330,4 @@ def test_export_peak_memory_does_not_grow_with_rows(server, tmp_path):
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         peaks.append(int(done.stdout))
-    assert peaks[1] < peaks[0] + 30, peaks
+    assert peaks[1] < peaks[0] + 25, peaks

@@ -1,5 +1,6 @@
 """The guard of live predictions: findings with actions and reasons, one push or many, and a restored state."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -50,16 +51,19 @@ FAULTS = {
 }
 
 
-def faulty(bars, fault):
-    """The bars with their last 250 damaged, in the middle of a session."""
-    return pd.concat([bars.iloc[:-250], fault(bars.iloc[-250:])])
+@pytest.fixture(scope="module")
+def guarded(bundle, raw_bars):
+    """guarded(**settings): a stream fed with the history, all but the last bars of a session."""
+    first = GuardedStream(bundle, GuardSettings(**QUIET), cold=False)
+    first.push(raw_bars.iloc[: -7 - LAST])
+    state = first.get_state()
 
+    def again(**settings) -> GuardedStream:
+        stream = GuardedStream(bundle, GuardSettings(**QUIET | settings), cold=False)
+        stream.load_state(state)
+        return stream
 
-def guarded(bundle, bars, **settings) -> tuple[GuardedStream, pd.DataFrame]:
-    """A stream fed with the history, and its answer to the last bars."""
-    stream = GuardedStream(bundle, GuardSettings(**QUIET | settings), cold=False)
-    stream.push(bars.iloc[:-LAST])
-    return stream, stream.push(bars.iloc[-LAST:])
+    return again
 
 
 def restored(stream: GuardedStream) -> GuardedStream:
@@ -73,37 +77,45 @@ def kinds(stream: GuardedStream) -> list[str]:
     return [one["kind"] for one in stream.status()["findings"]]
 
 
-@pytest.mark.parametrize("kind", FAULTS)
-def test_guarded_stream_of_faulty_feed_acts_with_reason(bundle, raw_bars, kind):
-    fault, reason, action = FAULTS[kind]
-    bars = raw_bars.iloc[:-7]
-    sound, answers = guarded(bundle, bars)
+def test_guarded_stream_of_sound_feed_answers_without_a_finding(guarded, raw_bars):
+    stream = guarded()
+    answers = stream.push(raw_bars.iloc[-7 - LAST : -7])
     assert set(answers["guard"]) == {"ok"} and set(answers["reason"]) == {""} and answers[P].notna().all(axis=None)
-    assert kinds(sound) == []
-    _, answers = guarded(bundle, faulty(bars, fault))
+    assert kinds(stream) == []
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_guarded_stream_of_faulty_feed_acts_with_reason(guarded, raw_bars, kind):
+    fault, reason, action = FAULTS[kind]
+    last = raw_bars.iloc[-7 - LAST : -7]
+    last = pd.concat([last.iloc[:50], fault(last.iloc[50:])])
+    answers = guarded().push(last)
     found = answers[answers["reason"].str.contains(reason)]
     assert len(found) and set(found["guard"]) == {action} and "wanted" in found["reason"].iloc[0]
     assert (found[P].isna().all(axis=None)) == (action == "abstain")
     assert not answers["reason"].iloc[:5].str.contains(reason).any()
+    if kind == "stuck":
+        run, limit = re.search(r"(\d+) bars in a row .*? fewer than (\d+)", found["reason"].iloc[0]).groups()
+        assert 0 <= int(run) - int(limit) < 5  # the first row from there on
     for other, empty in (("warn", False), ("refuse", True), ("ok", False)):
-        _, again = guarded(bundle, faulty(bars, fault), **{kind: other})
-        rows = again.loc[found.index]
+        rows = guarded(**{kind: other}).push(last).loc[found.index]
         assert set(rows["guard"]) == {other} and rows[P].isna().all(axis=None) == empty
 
 
-@pytest.mark.parametrize("kind", FAULTS)
-def test_guarded_stream_of_single_bars_and_restored_equals_one_push(bundle, raw_bars, kind):
-    bars = faulty(raw_bars.iloc[:-7], FAULTS[kind][0])
-    whole, wanted = guarded(bundle, bars, drift="warn", range="warn", constant="warn")
-    stream = GuardedStream(bundle, whole.settings, cold=False)
-    stream.push(bars.iloc[:-LAST])
-    pushed, last = [], bars.iloc[-LAST:]
+def test_guarded_stream_of_single_bars_and_restored_equals_one_push(guarded, raw_bars):
+    last, faults = raw_bars.iloc[-7 - LAST : -7], [fault for fault, _, _ in FAULTS.values()]
+    last = pd.concat([last.iloc[:20], *(fault(last.iloc[20 + 70 * at :][:70]) for at, fault in enumerate(faults))])
+    settings = dict.fromkeys(("drift", "range", "constant"), "warn")
+    whole, stream, pushed = guarded(**settings), guarded(**settings), []
+    wanted = whole.push(last)
     for number in range(len(last)):
         stream = restored(stream) if number % 97 == 5 else stream
         pushed.append(stream.push(last.iloc[number : number + 1]))
     pd.testing.assert_frame_equal(pd.concat(pushed), wanted, check_exact=True, check_freq=False)
     assert serialize_state(stream.get_state()["guard"]) == serialize_state(whole.get_state()["guard"])
-    assert stream.status() == whole.status() and wanted["reason"].str.contains("distributed otherwise").any()
+    assert stream.status() == whole.status()
+    for reason in (*(reason for _, reason, _ in FAULTS.values()), "distributed otherwise"):
+        assert wanted["reason"].str.contains(reason).any(), reason
 
 
 FIRST, BACK, WARMUP = 7204, 7243, 640  # the prices of these bars are in cents
@@ -217,13 +229,14 @@ def test_guarded_stream_refuses_bars_that_cannot_be_and_is_as_before(bundle, raw
         (raw_bars.iloc[[61, 60]], "out of order"),
         (raw_bars.iloc[60:61].assign(high=1.0), "high"),
         (raw_bars.iloc[60:61].assign(close=np.nan), "close"),
+        (raw_bars.iloc[60:61].assign(contract="ESH4"), "contracts without a chain"),
         (raw_bars.iloc[60:61].drop(columns="volume"), "volume"),
         (raw_bars.iloc[60:61].drop(columns="open"), "open"),
     ):
         with pytest.raises(BarsError, match=named):
             stream.push(bars)
         assert serialize_state(stream.get_state()) == before
-    assert not len(stream.push(raw_bars.iloc[:0]))
+    assert not len(stream.push(raw_bars.iloc[:0])) and not len(stream.push(raw_bars.iloc[50:51].assign(volume=0.0)))
     with pytest.raises(CheckpointError, match="state of a guard is damaged"):
         stream.load_state(state | {"guard": {}})
 
@@ -243,7 +256,7 @@ def test_guarded_stream_with_clock_finds_stale_and_future_bars_of_its_own_call(b
 
 
 def test_guard_settings_with_unknown_action_or_limit_raises():
-    for wrong in ({"gap": "shout"}, {"stale_minutes": 0}, {"stuck_bars": 5000}):
+    for wrong in ({"gap": "shout"}, {"stale_minutes": 0}, {"gap_minutes": -1}):
         with pytest.raises(SettingsError, match=next(iter(wrong))):
             GuardSettings(**wrong)
 

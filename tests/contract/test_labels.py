@@ -1,4 +1,4 @@
-"""Labels against a second labeller in plain Python, against mirrors, driftless walks and absurd futures."""
+"""Labels against a second labeller in plain Python, against mirrors and absurd futures."""
 
 import math
 from dataclasses import replace
@@ -348,21 +348,10 @@ def test_triple_barrier_early_close_inside_bucket_equals_reference(minutes):
         assert_same_bits(whole, labels_of(bars.iloc[:cut], market, spec, minutes), int(known))
 
 
-@pytest.mark.soak
-def test_triple_barrier_on_100000_real_bars_equals_reference(shared_data):
-    raw = pd.read_parquet(shared_data / "bars" / "BTCUSD_1m.parquet").set_index("timestamp").iloc[:100_000]
-    for market, minutes, horizon in ((BITCOIN, 1, 20), (replace(BITCOIN, tick=0.01), 5, 20)):
-        base = resample_bars(raw, market, minutes)
-        minute_bars = resample_bars(raw, market, 1) if minutes > 1 else None
-        spec = LabelSpec(horizon=horizon)
-        rows = reference(base, minute_bars, spec, market, close_of(base, market))
-        assert_equal_to_reference(triple_barrier_labels(base, minute_bars, spec, market), rows)
-
-
 # ---- nothing to come changes what is proven --------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data(), horizon=st.integers(1, 40), end=st.sampled_from(SESSION_ENDS), minute_bars=st.booleans())
 def test_triple_barrier_with_later_bars_changed_keeps_finished_labels(data, horizon, end, minute_bars):
     seed = data.draw(st.integers(0, 3))
@@ -384,12 +373,12 @@ def test_triple_barrier_with_later_bars_changed_keeps_finished_labels(data, hori
 
 def test_triple_barrier_real_bars_with_later_bars_changed_keep_labels(shared_data):
     bars = pd.read_parquet(shared_data / "bars" / "ES_1m.parquet").set_index("timestamp")
-    bars = bars[["open", "high", "low", "close"]].iloc[:60_000]
+    bars = bars[["open", "high", "low", "close"]].iloc[:30_000]
     market, spec = MarketSpec("ES", "cme", 0.25, False), LabelSpec()
     whole, rng = labels_of(bars, market, spec), np.random.default_rng(7)
     session = assign_sessions(bars.index.as_unit("ns").asi8, "cme").id
     silent = np.flatnonzero(np.diff(bars.index.as_unit("ns").asi8) > MINUTE) + 1
-    cuts = [36_000, *rng.integers(2_000, len(bars), 12), *(np.flatnonzero(np.diff(session))[5:15] + 1), *silent[-10:]]
+    cuts = [*rng.integers(2_000, len(bars), 4), *(np.flatnonzero(np.diff(session))[5:8] + 1), *silent[-3:]]
     for cut in map(int, cuts):
         known = bars.index.as_unit("ns").asi8[cut - 1] + MINUTE
         assert assert_same_bits(whole, labels_of(bars.iloc[:cut], market, spec), known) > 100
@@ -424,56 +413,12 @@ def test_triple_barrier_mirrored_prices_give_opposite_labels():
     pd.testing.assert_series_equal(one["mfe"], -two["mae"], check_names=False, atol=1e-12)
 
 
-def walks(
-    count: int, bars: int, minutes: int, steps: int, rng: np.random.Generator
-) -> tuple[ResampledBars, ResampledBars]:
-    """`count` log-driftless walks, each a segment: bars of `minutes` minutes of `steps` steps; and the minutes."""
-    moves = rng.standard_normal((count, bars * minutes * steps), dtype=np.float32) * np.float32(2e-4)
-    path = np.exp(np.cumsum(moves, axis=1, dtype=np.float64)) * 100
-    opens = np.concatenate([np.full((count, 1), 100.0), path[:, :-1]], axis=1)
-
-    def bucket(length: int, minute: int) -> ResampledBars:
-        # every bar's path begins at its open, so extremes include it
-        paths, first = path.reshape(-1, length), opens.reshape(-1, length)[:, 0]
-        n = len(paths)
-        start = np.arange(n, dtype=np.int64) * minute * MINUTE
-        walk = np.repeat(np.arange(count, dtype=np.int32), n // count)
-        high, low = np.maximum(paths.max(axis=1), first), np.minimum(paths.min(axis=1), first)
-        return ResampledBars(
-            minute, start, start + minute * MINUTE, first, high, low, paths[:, -1].copy(), None, walk, walk
-        )
-
-    return bucket(minutes * steps, minutes), bucket(steps, 1)
-
-
-@pytest.mark.soak
-def test_triple_barrier_driftless_walks_have_balanced_labels():
-    """2,000 walks with true paths inside the bars, in pools of 100: |long - short| below 1 %, and within 3 standard
-    errors. The error is that of the walks' own means, which nothing ties together."""
-    rng, horizons = np.random.default_rng(42), (5, 20, 60)
-    leans, shares = {h: [] for h in horizons}, {h: [] for h in horizons}
-    for _ in range(20):
-        base, minute_bars = walks(100, 3_000, 5, 3, rng)
-        for horizon in horizons:
-            spec = LabelSpec(horizon=horizon, session_end="drop")
-            labels = triple_barrier_labels(base, minute_bars, spec, BITCOIN)
-            each = base.segment[labels["entry_bar"]]
-            rows, net = np.bincount(each, minlength=100), np.bincount(each, labels["label"], minlength=100)
-            leans[horizon] += (net / rows).tolist()
-            shares[horizon].append((labels["label"] == 0).mean())
-    for horizon in horizons:
-        lean, error = np.mean(leans[horizon]), np.std(leans[horizon], ddof=1) / math.sqrt(2_000)
-        assert len(leans[horizon]) == 2_000 and error <= 0.0025, f"H={horizon}: ± {error:.4%}"
-        assert abs(lean) < 0.01 and abs(lean) < 3 * error, f"H={horizon}: {lean:.4%} ± {error:.4%}"
-        assert 0.10 < np.mean(shares[horizon]) < 0.50
-
-
 def test_triple_barrier_real_markets_have_10_to_50_percent_neutral_labels(shared_data):
     for symbol, calendar, tick in (("NQ", "cme", 0.25), ("ES", "cme", 0.25), ("BTCUSD", "24h", None)):
-        bars = pd.read_parquet(shared_data / "bars" / f"{symbol}_1m.parquet").set_index("timestamp")
+        bars = pd.read_parquet(shared_data / "bars" / f"{symbol}_1m.parquet").set_index("timestamp").iloc[:100_000]
         market = MarketSpec(symbol, calendar, tick, False)
         base, minute_bars = resample_bars(bars, market, 5), resample_bars(bars, market, 1)
-        for horizon in (5, 20, 60):
+        for horizon in (5, 60):
             labels = triple_barrier_labels(base, minute_bars, LabelSpec(horizon=horizon), market)
             assert 0.10 < (labels["label"] == 0).mean() < 0.50, (symbol, horizon)
 

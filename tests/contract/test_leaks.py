@@ -150,3 +150,18 @@ def test_audit_of_unchanged_values_passes_and_sees_every_stage(workspace):
     found = audit(workspace, lambda stage, value: seen.add(stage))  # None: the same object
     assert found.passed and found.sentences == []
     assert seen == set(STAGES)
+
+
+def test_cuts_of_5_minute_bars_are_exactly_at_row_times_and_label_ends():
+    """A cut a bar too late would leave the next bar undisturbed, and a look ahead of one bar would pass."""
+    how = {"open": "first", "high": "max", "low": "min", "close": "last", "volume": "sum"}
+    bars = doors.synthetic_bars(days=6, seed=3).resample("5min").agg(how).dropna(subset=["close"])
+    ends = bars.index.as_unit("ns").asi8 + 5 * doors.MINUTE_NS
+    proven = ends[100:-100:7]
+    label = doors.Table(pd.DataFrame({"barrier": np.resize(["upper", "vertical"], len(proven))}), proven)
+    cuts = doors.choose_cut_points(bars, "cme", 60, rows=ends[::3], labels={"labels h5": label}, bar_minutes=5)
+    at = {why: [cut.at for cut in cuts if cut.why == why] for why in {cut.why for cut in cuts}}
+    assert len(at["row of extreme"]) > 1 and set(at["row of extreme"]) <= set(ends[::3])
+    for way in ("upper", "vertical"):
+        own = proven[(label.rows["barrier"] == way).to_numpy()]
+        assert len(at[f"label proven by {way}"]) > 1 and set(at[f"label proven by {way}"]) <= set(own)

@@ -8,6 +8,7 @@ from ml_factory.models.registry import available_models, build_model
 from tests.contract.doors import build_model_from_state, find_model_spec, serialize_state
 
 T, F = 8, 6
+SHORT = {"epochs": 1, "rounds": 8}
 LIVELY = {"batch": 16, "dropout": 0.1, "lr": 0.02}  # in three epochs of few large steps it learns too little
 SMALL = {
     "tabular": {"rounds": 24, "block": 8, "depth": 3, "min_leaf": 2.0, "learning_rate": 0.2, "threads": 1},
@@ -96,10 +97,10 @@ def test_model_state_stays_unchanged_after_further_training(fitted):
     name, _, _, _ = fitted
     x, y, w = rows(name)
     model = make(name, seed=5)
-    model.fit(x, y, w)
+    model.fit(x, y, w, limits=SHORT)
     state = model.get_state()
     before = serialize_state(state)
-    model.fit(x, -y, w)
+    model.fit(x, -y, w, limits=SHORT)
     assert serialize_state(state) == before
 
 
@@ -113,36 +114,24 @@ def test_model_predict_proba_of_single_row_equals_row_in_batch(fitted):
     np.testing.assert_allclose(model.predict_proba(x[order]), p[order], atol=1e-6)
 
 
-def test_model_fit_same_seed_is_bit_exact_and_other_seed_differs(fitted):
+def test_model_fit_same_seed_is_bit_exact_other_seed_differs_and_global_state_stays(fitted):
+    torch = pytest.importorskip("torch")
     name, model, _, _ = fitted
     x, y, w = rows(name)
-    p = []
+    np.random.seed(3)
+    torch.manual_seed(3)
+    state, threads, p = (np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()), torch.get_num_threads(), []
     for seed in (0, 1):
         again = make(name, seed=seed)
         again.fit(x[:240], y[:240], w[:240], validation=(x[240:], y[240:], w[240:]))
         p.append(again.predict_proba(x))
+    assert (np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == state
+    assert torch.get_num_threads() == threads
     np.testing.assert_array_equal(p[0], model.predict_proba(x))
     if name == "linear":  # nothing is drawn: the one model that no seed changes
         np.testing.assert_array_equal(p[1], p[0])
     else:
         assert np.abs(p[1] - p[0]).max() > 1e-4
-
-
-def test_model_fit_leaves_global_random_state_and_threads_unchanged(fitted):
-    torch = pytest.importorskip("torch")
-    name, _, _, _ = fitted
-    x, y, w = rows(name)
-    np.random.seed(3)
-    torch.manual_seed(3)
-    expected = np.random.rand(), torch.rand(1).item()
-    np.random.seed(3)
-    torch.manual_seed(3)
-    threads = torch.get_num_threads()
-    model = make(name, seed=9)
-    model.fit(x, y, w)
-    model.predict_proba(x)
-    assert (np.random.rand(), torch.rand(1).item()) == expected
-    assert torch.get_num_threads() == threads
 
 
 @pytest.mark.parametrize("absent", [-1, 0, 1])
@@ -168,7 +157,7 @@ def test_model_fit_zero_weight_rows_do_not_change_predictions(name):
     p = []
     for labels in (y, disturbed):
         model = make(name)
-        model.fit(x[:240], labels[:240], w[:240], validation=(x[240:], labels[240:], w[240:]))
+        model.fit(x[:240], labels[:240], w[:240], validation=(x[240:], labels[240:], w[240:]), limits=SHORT)
         p.append(model.predict_proba(x))
     np.testing.assert_array_equal(p[0], p[1])
 
@@ -231,12 +220,18 @@ def test_model_invalid_input_raises_clear_errors(name):
         model.fit(x, np.ones_like(y), w)
     with pytest.raises(FactoryError, match="finite and not negative"):
         model.fit(x, y, -w)
+    with pytest.raises(FactoryError, match="fewer than two classes"):
+        model.fit(x, y, w * (y == 1))
+    with pytest.raises(FactoryError, match=r"No row has weight \[validation\]"):
+        model.fit(x, y, w, validation=(x, y, 0 * w))
+    with pytest.raises(FactoryError, match="one column"):
+        model.fit(x, y[:, None], w)
     with pytest.raises(CheckpointError, match="Not a state of this model"):
         model.load_state({"model": "other"})
     bad = x.copy()
     bad[3] = np.inf
     with pytest.raises(FactoryError, match="finite"):
         model.fit(bad, y, w)
-    model.fit(x, y, w, limits={"epochs": 1, "rounds": 8})
+    model.fit(x, y, w, limits=SHORT)
     with pytest.raises(FactoryError, match=r"features|shape"):
         model.predict_proba(x[..., :-1])

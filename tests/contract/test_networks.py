@@ -37,13 +37,13 @@ def test_network_overfits_one_batch(case):
     network, x_BTF, target_B = case.build(dropout=0.0).train(), case.inputs(12), torch.arange(12) % CLASSES
     optimizer = torch.optim.AdamW(network.parameters(), lr=0.02, weight_decay=0.0)
     losses = []
-    for _ in range(60):
+    for _ in range(30):
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(network(x_BTF), target_B)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    assert losses[-1] < 0.15 * losses[0]
+    assert losses[-1] < 0.3 * losses[0]
 
 
 @every

@@ -1,4 +1,6 @@
-"""Frames against a bar-by-bar twin, and against their own prefixes."""
+"""Frames against a bar-by-bar twin, and against their own prefixes and chunks."""
+
+import json
 
 import numpy as np
 import pandas as pd
@@ -7,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ml_factory.data.synthetic import synthetic_bars
-from ml_factory.errors import BarsError
+from ml_factory.errors import BarsError, SettingsError
 from tests.contract.doors import (
     DAY_NS,
     MINUTE_NS,
+    BarStream,
     MarketSpec,
     ResampledBars,
     asof_rows,
@@ -27,10 +30,10 @@ def market(calendar: str, **settings) -> MarketSpec:
     return MarketSpec("TEST", calendar, 0.25, True, **settings)
 
 
-def reference(bars: pd.DataFrame, spec: MarketSpec, minutes: int, bar_minutes: int = 1) -> list[tuple]:
+def reference(bars: pd.DataFrame, spec: MarketSpec, minutes: int) -> list[tuple]:
     """The same frame, one bar at a time in plain Python."""
     rows, segment, last, current = [], -1, None, None
-    width, length = minutes * MINUTE_NS, bar_minutes * MINUTE_NS
+    width, length = minutes * MINUTE_NS, spec.bar_minutes * MINUTE_NS
     sessions = assign_sessions(bars.index.as_unit("ns").asi8, spec.calendar)
     # where trading goes on after a scheduled early close, by asking the calendar at that close
     again = assign_sessions(sessions.close_ns, spec.calendar)
@@ -74,9 +77,11 @@ def as_rows(frame: ResampledBars) -> list[tuple]:
     return list(zip(*(getattr(frame, name).tolist() for name in COLUMNS), strict=True))
 
 
-@pytest.mark.parametrize("calendar", ["cme", "us_equity", "24h"])
-@pytest.mark.parametrize("start", ["2024-03-06", "2024-11-26"])  # daylight saving; early closes on 28 and 29 November
-@pytest.mark.parametrize("rolls", [0, 12])
+# Daylight saving; early closes on 28 and 29 November.
+@pytest.mark.parametrize(
+    ("calendar", "start", "rolls"),
+    [("cme", "2024-03-06", 12), ("cme", "2024-11-26", 0), ("us_equity", "2024-11-26", 12), ("24h", "2024-03-06", 12)],
+)
 def test_frames_of_gappy_bars_equal_bar_by_bar_reference(gappy_minutes, calendar, start, rolls):
     bars = gappy_minutes(start, 6, rolls=rolls)
     made = {n: resample_bars(bars, market(calendar), n) for n in FRAMES}
@@ -90,8 +95,8 @@ def test_base_frame_bars_longer_than_a_minute_equal_bar_by_bar_reference(gappy_m
     bars = gappy_minutes("2024-11-26", 6, rolls=5)
     bars = bars[bars.index.hour * 60 % bar_minutes + bars.index.minute % bar_minutes == 0]
     for minutes in (bar_minutes, 60, 180, 1440):
-        frame = resample_bars(bars, market("cme"), minutes, bar_minutes=bar_minutes)
-        assert as_rows(frame) == reference(bars, market("cme"), minutes, bar_minutes)
+        spec = market("cme", bar_minutes=bar_minutes)
+        assert as_rows(resample_bars(bars, spec, minutes)) == reference(bars, spec, minutes)
 
 
 def test_frames_of_with_later_bars_appended_keep_earlier_rows(gappy_minutes):
@@ -118,6 +123,37 @@ def test_frames_of_with_later_bars_appended_keep_earlier_rows(gappy_minutes):
                 assert getattr(frame, name)[:rows].tobytes() == getattr(full, name)[:rows].tobytes(), name
 
     check()
+
+
+def test_bars_pushed_in_chunks_and_restored_equal_whole_frame(gappy_minutes):
+    bars, rng = gappy_minutes("2024-11-26", 6, rolls=12), np.random.default_rng(1)
+    cme = market("cme", hole_minutes=1)
+    for minutes, most in ((5, 3000), (25, 20), (1440, 600)):
+        stream, rows, at = BarStream(cme, minutes), [], 0
+        while at < len(bars):
+            size = int(rng.integers(0, most))
+            rows += as_rows(stream.push(bars.iloc[at : at + size]))
+            state, stream = json.dumps(stream.get_state()), BarStream(cme, minutes)
+            stream.load_state(json.loads(state))
+            at += size
+        assert rows == as_rows(resample_bars(bars, cme, minutes))
+
+
+def test_stream_refuses_late_bars_and_state_of_another():
+    bars, stream = synthetic_bars(2), BarStream(market("cme"), 5)
+    stream.push(bars.iloc[:100])
+    before = stream.get_state()
+    with pytest.raises(BarsError, match=r"row 0.*before the bar before it ends"):
+        stream.push(bars.iloc[99:120])
+    assert stream.get_state() == before
+    stream.advance(bars.index[102].value)
+    restored = BarStream(market("cme"), 5)
+    restored.load_state(stream.get_state())
+    with pytest.raises(BarsError, match="too late"):
+        restored.push(bars.iloc[101:120])
+    for other in (BarStream(market("cme"), 15), BarStream(market("cme", hole_minutes=30), 5)):
+        with pytest.raises(SettingsError, match="another stream"):
+            other.load_state(before)
 
 
 @pytest.mark.parametrize("calendar", ["cme", "us_equity", "24h"])
@@ -166,7 +202,7 @@ def test_base_frame_bars_after_early_close_start_new_bucket_and_segment():
 def test_base_frame_hourly_bar_across_cme_early_close_is_known_at_bar_end():
     index = pd.date_range("2024-11-29 17:00", periods=3, freq="60min", tz="UTC")
     bars = pd.DataFrame(1.0, index=index, columns=["open", "high", "low", "close", "volume"])
-    frame = resample_bars(bars, market("cme"), 60, bar_minutes=60)
+    frame = resample_bars(bars, market("cme", bar_minutes=60), 60)
     assert pd.to_datetime(frame.known_at).strftime("%H:%M").tolist() == ["18:00", "19:00", "20:00"]
 
 
@@ -197,7 +233,7 @@ def test_base_frame_roll_at_last_bar_of_bucket_gives_one_row():
 def test_base_frame_hourly_bar_across_session_close_is_known_at_close():
     index = pd.DatetimeIndex(["2024-07-02 18:30", "2024-07-02 19:30", "2024-07-03 15:30", "2024-07-03 16:30"], tz="UTC")
     bars = pd.DataFrame(1.0, index=index, columns=["open", "high", "low", "close", "volume"])
-    frame = resample_bars(bars, market("us_equity"), 60, bar_minutes=60)  # to 20:00; on the 3rd to 17:00
+    frame = resample_bars(bars, market("us_equity", bar_minutes=60), 60)  # to 20:00; on the 3rd to 17:00
     assert pd.to_datetime(frame.known_at).strftime("%H:%M").tolist() == ["19:30", "20:00", "16:30", "17:00"]
 
 
@@ -207,7 +243,7 @@ def test_base_frame_duplicate_unsorted_or_overlapping_bars_raise_bars_error():
         with pytest.raises(BarsError, match=r"row [12].*before the bar before it ends"):
             resample_bars(wrong, market("cme"), 5)
     with pytest.raises(BarsError, match="row 1"):
-        resample_bars(bars, market("cme"), 5, bar_minutes=5)
+        resample_bars(bars, market("cme", bar_minutes=5), 5)
 
 
 def test_base_frame_without_bars_is_empty_and_without_volume_has_none():

@@ -15,10 +15,11 @@ from tests.contract.doors import (
     ResNetSettings,
     ShardSamples,
     build_resnet50,
+    read_state_file,
     train_resnet50,
     write_state_file,
 )
-from tests.recipes.image_cases import settings_of
+from tests.recipes.image_cases import settings_of, weights_of
 
 # The lines of the guide, with a CPU's device.
 STEP_LINE = re.compile(
@@ -47,7 +48,9 @@ def test_network_is_torchvisions_with_the_standard_stem_and_narrow_ones_keep_its
     assert narrow.conv1.weight.shape == (64, 3, 3, 3) and narrow.layer1[0].conv2.weight.shape == (4, 4, 3, 3)
 
 
-def test_training_killed_in_an_epoch_goes_on_there_with_the_epochs_before(shards, tmp_path, monkeypatch):
+def test_training_killed_in_an_epoch_goes_on_there_and_weights_are_written_where_they_are_requested_later(
+    shards, tmp_path, monkeypatch
+):
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")  # that the bits are the same: tests/contract
     place, lines = Workspace(tmp_path / "cut"), []
 
@@ -61,13 +64,18 @@ def test_training_killed_in_an_epoch_goes_on_there_with_the_epochs_before(shards
     assert 0 < sum("Training Device" in line for line in lines) < 4
     assert result["max_accuracy"] == max(one["accuracy"] for one in result["history"]) and len(result["history"]) == 2
     assert result["train_seconds"] == pytest.approx(sum(one["seconds"] for one in result["history"]))
-    assert train_resnet50(place, settings_of(shards), emit=lines.append)["run"] == result["run"]
-    assert "finished before" in lines[-1]
+    target = tmp_path / "later" / "model.pt"
+    again = train_resnet50(place, settings_of(shards, save_model=str(target)), emit=lines.append)
+    assert again["run"] == result["run"] and "finished before" in lines[-1] and again["saved"] == str(target)
+    later, kept = read_state_file(target)["weights"], weights_of(place)
+    assert later.keys() == kept.keys() and all(torch.equal(value, kept[name]) for name, value in later.items())
 
 
-def test_log_has_the_lines_of_the_guide_in_file_and_output_and_events(shards, tmp_path):
-    lines = []
-    given = settings_of(shards, logdir=str(tmp_path / "logs"), save_model=str(tmp_path / "w" / "model-chkpt.pt"))
+def test_log_of_made_up_images_has_the_lines_of_the_guide_in_file_and_output_and_events(shards, tmp_path):
+    lines, fake = [], {"fake": True, "train_size": 32, "test_size": 9}
+    given = settings_of(
+        shards, **fake, logdir=str(tmp_path / "logs"), save_model=str(tmp_path / "w" / "model-chkpt.pt")
+    )
     facts = train_resnet50(Workspace(tmp_path / "w"), given, emit=lines.append)
     assert len([line for line in lines if STEP_LINE.fullmatch(line)]) == 8
     for pattern in END_LINES:
@@ -79,7 +87,7 @@ def test_log_has_the_lines_of_the_guide_in_file_and_output_and_events(shards, tm
     assert [round(value, 4) for _, tag, value in found if tag == "test/accuracy"] == [
         round(one["accuracy"], 4) for one in facts["history"]
     ]
-    again = settings_of(shards, {"epochs": 1, "lr": 1e-9}, initial=facts["saved"])
+    again = settings_of(shards, {"epochs": 1, "lr": 1e-9}, **fake, initial=facts["saved"])
     started = train_resnet50(Workspace(tmp_path / "again"), again, emit=lines.append)
     assert started["run"] != facts["run"]
 

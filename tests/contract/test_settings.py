@@ -25,6 +25,27 @@ def test_value_of_another_kind_is_refused_with_the_name_of_its_field(name, field
         assert field in str(refused.value) and "\n" not in str(refused.value)
 
 
+OUT_OF_RANGE = {
+    "lstm": [{"hidden": 0}, {"layers": 1.5}, {"dropout": 1.0}, {"lookback": 1}, {"epochs": 0}, {"batch": True},
+             {"lr": float("inf")}, {"clip": 0}, {"warmup": 1.0}, {"weight_decay": -0.1}, {"device": "gpu"},
+             {"offset_bars": 1.5}, {"class_weight": "equal"}],
+    "tcn": [{"width": 0}, {"kernel": 0}, {"levels": -1}],
+    "patchtst": [{"stride": 0}, {"heads": 3}],
+    "itransformer": [{"read": 0}, {"heads": 3}],
+    "tft": [{"width": 0}, {"heads": 3}, {"layers": 0}, {"dropout": 1.0}],
+    "xgboost": [{"rounds": 0}, {"depth": 2.5}, {"row_sample": 0.0}, {"l2": -1.0}, {"min_leaf": None},
+                {"device": "tpu"}],
+    "lightgbm": [{"learning_rate": 0.0}, {"column_sample": 1.1}, {"device": "cuda"}],
+    "linear": [{"l2": -1.0}, {"clip": -1.0}, {"class_weight": "even"}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "given"), [(name, one) for name, some in OUT_OF_RANGE.items() for one in some])
+def test_value_out_of_range_is_refused_with_the_name_of_its_field(name, given):
+    with pytest.raises(SettingsError, match=next(iter(given))):
+        MAKERS[name][0](**given)
+
+
 @pytest.mark.parametrize("name", MAKERS)
 def test_unknown_setting_is_refused(name):
     with pytest.raises((SettingsError, TypeError), match="no_such_setting"):

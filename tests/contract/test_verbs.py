@@ -95,20 +95,15 @@ def test_json_is_json_with_the_promised_keys(verb, root, call):
     assert without == 0 and text.strip() and not text.lstrip().startswith("{")
 
 
-@pytest.mark.parametrize("verb", ON_SYMBOL)
+HOSTILE = {"../../etc": "use 'ETC'", "mes": "use 'MES'", "BTC/USDT": "use 'BTC-USDT'", "$(touch x)": "", "A" * 40: ""}
+
+
 @pytest.mark.parametrize(
-    ("symbol", "proposed"),
-    [
-        ("../../etc", "use 'ETC'"),
-        ("mes", "use 'MES'"),
-        ("BTC/USDT", "use 'BTC-USDT'"),
-        ("$(touch x)", ""),
-        ("A" * 40, ""),
-    ],
+    ("verb", "symbol"), [*((verb, "../../etc") for verb in ON_SYMBOL), *(("prepare", symbol) for symbol in HOSTILE)]
 )
-def test_hostile_symbol_is_refused_and_nothing_is_written(verb, symbol, proposed, call, tmp_path):
+def test_hostile_symbol_is_refused_and_nothing_is_written(verb, symbol, call, tmp_path):
     code, out, err = call(verb, "--workspace", tmp_path / "w", "--symbol", symbol)
-    assert proposed in refused(code, out, err)
+    assert HOSTILE[symbol] in refused(code, out, err)
     assert code == 2 and not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 

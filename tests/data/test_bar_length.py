@@ -6,14 +6,12 @@ import pytest
 
 from ml_factory.data.io import import_bars, load_bars, raw_bar_minutes
 from ml_factory.data.parsing import infer_bar_minutes
-from ml_factory.data.resample import resample_bars
 from ml_factory.data.rolls import RollSpec, build_continuous_contract
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec, resolve_market_spec
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.data.validation import RawBarSpec, validate_bars
 from ml_factory.errors import BarsError, SettingsError
-from ml_factory.leakage.cuts import PERTURBATIONS, TRUNCATE, choose_cut_points, perturb_future_bars
-from ml_factory.leakage.tables import Table
+from ml_factory.leakage.cuts import PERTURBATIONS, TRUNCATE, perturb_future_bars
 from ml_factory.storage.workspace import BAR_MINUTES, Workspace, parse_raw_bars_name, workspace_symbols
 
 MINUTES = synthetic_bars(days=6, seed=3)
@@ -108,18 +106,6 @@ def test_continuous_forced_roll_inside_5_minute_bar_joins_at_last_complete_bar(t
     assert report.minutes == 5
 
 
-# ---- frames ----------------------------------------------------------------------------------------------------------
-
-
-def test_base_frame_of_5_minute_market_allows_multiples_of_5_only():
-    market, five = MarketSpec("MES", "cme", 0.25, True, bar_minutes=5), joined(MINUTES, 5)
-    own, wanted = resample_bars(five, market, 15), resample_bars(MINUTES, MarketSpec("MES", "cme", 0.25, True), 15)
-    for name in ("start", "known_at", "open", "high", "low", "close", "volume", "session"):
-        assert np.array_equal(getattr(own, name), getattr(wanted, name)), name
-    with pytest.raises(SettingsError, match=r"got 12, wanted a multiple of the bars' own 5. Next: give FeatureSpec"):
-        resample_bars(five, market, 12)
-
-
 # ---- what the proof disturbs -----------------------------------------------------------------------------------------
 
 
@@ -132,17 +118,3 @@ def test_perturb_5_minute_bars_keeps_past_and_passes_check_bars(way):
     assert report.minutes == 5 and len(checked) == len(other)
     if way == "delete and insert":
         assert len(other.index[first:].difference(five.index)) > 20  # bars where there was none
-
-
-def test_choose_cuts_5_minute_bars_cut_exactly_at_row_times_and_label_ends():
-    """A cut a bar too late would leave the next bar undisturbed, and a look ahead of one bar would pass."""
-    five = check(joined(MINUTES, 5))[0]
-    ends = five.index.as_unit("ns").asi8 + 5 * MINUTE_NS
-    proven = ends[100:-100:7]
-    label = Table(pd.DataFrame({"barrier": np.resize(["upper", "vertical"], len(proven))}), proven)
-    cuts = choose_cut_points(five, "cme", 60, rows=ends[::3], labels={"labels h5": label}, bar_minutes=5)
-    at = {why: [cut.at for cut in cuts if cut.why == why] for why in {cut.why for cut in cuts}}
-    assert len(at["row of extreme"]) > 1 and set(at["row of extreme"]) <= set(ends[::3])
-    for way in ("upper", "vertical"):
-        own = proven[(label.rows["barrier"] == way).to_numpy()]
-        assert len(at[f"label proven by {way}"]) > 1 and set(at[f"label proven by {way}"]) <= set(own)

@@ -15,7 +15,7 @@ from ml_factory.data.bar_files import read_bars_table
 from ml_factory.data.io import import_bars, load_bars
 from ml_factory.data.rolls import RollSpec
 from ml_factory.data.validation import RawBarSpec
-from ml_factory.errors import BarsError, NotPreparedError, SettingsError
+from ml_factory.errors import BarsError, SettingsError
 from ml_factory.storage.workspace import Workspace
 from tests.small_data import SMALL_DATA
 
@@ -39,9 +39,10 @@ def test_load_bars_after_import_bars_gives_same_fingerprint(make_raw, workspace)
     assert str(stored["timestamp"].dt.tz) == "UTC"
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
-@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
-@pytest.mark.parametrize("ending", [".csv", ".txt", ".csv.gz"])
+@pytest.mark.parametrize(
+    ("delimiter", "ending", "encoding"),
+    [(",", ".csv.gz", "utf-16"), (";", ".csv", "utf-8-sig"), ("\t", ".txt", "utf-16"), ("|", ".csv", "utf-8")],
+)
 def test_import_bars_csv_with_any_delimiter_or_mark_gives_same_bars(
     make_raw, workspace, tmp_path, reference, delimiter, ending, encoding
 ):
@@ -152,11 +153,6 @@ def test_import_bars_of_workspace_raw_file_leaves_file_unchanged(workspace, refe
     assert import_bars(path, workspace, "MES").fingerprint == reference and path.read_bytes() == before
 
 
-def test_load_bars_without_raw_file_error_names_prepare_command(workspace):
-    with pytest.raises(NotPreparedError, match=r"no raw bars.*NQ_1m.parquet.*prepare --data YOUR_FILE --symbol NQ"):
-        load_bars(workspace, "NQ")
-
-
 @pytest.fixture
 def two_contracts(make_raw) -> pd.DataFrame:
     """ESH4 and the same prices 5 % higher as ESM4, naive local times; ESM4 leads from the second day on."""
@@ -248,7 +244,7 @@ def test_read_table_of_gzip_bomb_raises_before_it_is_expanded(tmp_path):
     line = b"2024-01-01T00:00:00Z,1,1,1,1,1\n"
     with gzip.open(tmp_path / "bars.csv.gz", "wb") as file:
         file.write(b"timestamp,open,high,low,close,volume\n")
-        for _ in range(20):
+        for _ in range(6):
             file.write(line * 500_000)
     tracemalloc.start()
     with pytest.raises(BarsError, match=r"^This file is a decompression bomb"):
@@ -260,7 +256,7 @@ def test_read_table_of_gzip_bomb_raises_before_it_is_expanded(tmp_path):
 def test_read_table_of_parquet_bomb_raises_before_it_is_expanded(tmp_path):
     table = pa.table({name: pa.array([1.0] * 1_000_000) for name in ("timestamp", "open", "high", "low", "close")})
     with pq.ParquetWriter(tmp_path / "bars.parquet", table.schema, compression="zstd") as writer:
-        for _ in range(40):
+        for _ in range(4):
             writer.write_table(table)
     with pytest.raises(BarsError, match=r"^This file is a decompression bomb"):
         read_bars_table(tmp_path / "bars.parquet")

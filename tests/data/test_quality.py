@@ -1,5 +1,7 @@
 """What is reported: each blemish put in on purpose, and the real files named for what they are."""
 
+from functools import cache
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -38,13 +40,6 @@ def test_check_bars_bars_after_scheduled_early_close_report_no_findings():
     more["timestamp"] += pd.to_timedelta(np.arange(1, 31), unit="min")
     report = report_of(pd.concat([bars, more]).sort_values("timestamp"))
     assert report.kinds == () and report.facts["absent_minutes"] == 0
-
-
-def test_check_bars_single_price_bars_that_change_report_no_stale_run(clean):
-    raw = clean.copy()
-    for column in ("open", "high", "low"):
-        raw.loc[3000:3040, column] = raw.loc[3000:3040, "close"]
-    assert report_of(raw).kinds == ()
 
 
 def test_check_bars_24h_bars_on_cme_calendar_report_outside_session_only():
@@ -121,37 +116,38 @@ NAMED = {
 }
 
 
+@pytest.fixture(scope="module")
+def report_on(shared_data):
+    """name -> (times of the file, its report); made once."""
+
+    @cache
+    def read(name: str):
+        raw = pd.read_parquet(shared_data / f"{name}.parquet")
+        symbol = name.split("/")[1].split("_")[0]
+        bars, report = validate_bars(raw, RawBarSpec(minutes=5 if "5m" in name else 1), symbol=symbol)
+        assert len(bars) == len(raw) and report.facts["calendar"] == resolve_market_spec(symbol, bars).calendar
+        return raw["timestamp"], report
+
+    return read
+
+
 @pytest.mark.parametrize("name", NAMED)
-def test_check_bars_real_file_reports_expected_kinds(shared_data, name):
-    raw = pd.read_parquet(shared_data / f"{name}.parquet")
-    symbol = name.split("/")[1].split("_")[0]
-    bars, report = validate_bars(raw, RawBarSpec(minutes=5 if "5m" in name else 1), where=name, symbol=symbol)
-    assert set(report.kinds) == NAMED[name]
-    assert len(bars) == len(raw) and report.facts["calendar"] == resolve_market_spec(symbol, bars).calendar
-
-
-def report_on(shared_data, name, **spec):
-    raw = pd.read_parquet(shared_data / f"{name}.parquet")
-    return raw, validate_bars(raw, RawBarSpec(**spec), symbol=name.split("/")[1].split("_")[0])[1]
-
-
-def raw_days(raw, rows) -> list[str]:
-    """The exchange's dates of these rows."""
-    return raw["timestamp"].iloc[rows].dt.tz_convert("America/Chicago").dt.strftime("%Y-%m-%d").tolist()
+def test_check_bars_real_file_reports_expected_kinds(report_on, name):
+    assert set(report_on(name)[1].kinds) == NAMED[name]
 
 
 def gap_counts(report) -> dict[str, int]:
     return {kind: len(report.get_finding(kind).rows) for kind in GAP_KINDS if report.get_finding(kind)}
 
 
-def test_check_bars_real_files_gap_counts_equal_hand_counts(shared_data):
+def test_check_bars_real_files_gap_counts_equal_hand_counts(report_on):
     """Counted by hand from the files' own times."""
-    raw, es = report_on(shared_data, "bars/ES_1m")
+    times, es = report_on("bars/ES_1m")
     counts = {"session": 110, "weekend": 29, "holiday": 3, "early_close": 5, "no_trade": 26}
     assert gap_counts(es) == counts | {"download_hole": 7}
-    holes = raw["timestamp"].iloc[es.get_finding("download_hole").rows].dt.tz_convert("America/New_York")
+    holes = times.iloc[es.get_finding("download_hole").rows].dt.tz_convert("America/New_York")
     assert set(holes.dt.day_name()) == {"Wednesday"} and set(holes.dt.hour) == {16}
-    nq_raw, nq = report_on(shared_data, "bars/NQ_1m")  # 121 of its daily gaps are the halt at 15:15 until June 2021
+    nq_times, nq = report_on("bars/NQ_1m")  # 121 of its daily gaps are the halt at 15:15 until June 2021
     assert gap_counts(nq) == counts | {
         "session": 521,
         "weekend": 97,
@@ -160,31 +156,31 @@ def test_check_bars_real_files_gap_counts_equal_hand_counts(shared_data):
         "no_trade": 83,
         "missing": 1,
     }
-    closed = raw_days(nq_raw, nq.get_finding("holiday").rows)
-    assert closed == ["2021-12-26", "2022-04-17", "2022-12-26"]  # a Good Friday and two Christmases
-    _, fil = report_on(shared_data, "bars/FILUSDT_1m")
+    closed = nq_times.iloc[nq.get_finding("holiday").rows].dt.tz_convert("America/Chicago").dt.strftime("%Y-%m-%d")
+    assert closed.tolist() == ["2021-12-26", "2022-04-17", "2022-12-26"]  # a Good Friday and two Christmases
+    _, fil = report_on("bars/FILUSDT_1m")
     assert gap_counts(fil) == {"download_hole": 2} and "44,640 min" in fil.get_finding("download_hole").message
-    _, btc = report_on(shared_data, "bars/BTCUSD_1m")
+    _, btc = report_on("bars/BTCUSD_1m")
     assert gap_counts(btc) == {"no_trade": 14200, "missing": 3}
     for name in ("LINKUSDT_1m_paging_holes", "BTCUSDT_1m_testnet_not_market"):
-        _, paged = report_on(shared_data, f"defects/{name}")
+        _, paged = report_on(f"defects/{name}")
         assert gap_counts(paged) == {"download_hole": 524}
 
 
-def test_check_bars_real_files_finding_figures_equal_hand_counts(shared_data):
-    _, spy = report_on(shared_data, "bars/SPY_1m")
+def test_check_bars_real_files_finding_figures_equal_hand_counts(report_on):
+    _, spy = report_on("bars/SPY_1m")
     assert len(spy.get_finding("outside_session").rows) == 587  # closing prints, and the afternoons of half-days
     assert "194 of them on the close itself" in spy.get_finding("outside_session").message
-    _, true = report_on(shared_data, "bars/XAUUSD_1m")
-    raw, shifted = report_on(shared_data, "defects/XAUUSD_1m_broker_time_labelled_utc")
+    _, true = report_on("bars/XAUUSD_1m")
+    times, shifted = report_on("defects/XAUUSD_1m_broker_time_labelled_utc")
     assert (
-        len(shifted.get_finding("zone_mislabel").rows) == len(raw)
+        len(shifted.get_finding("zone_mislabel").rows) == len(times)
         and "-2 h would" in shifted.get_finding("zone_mislabel").message
     )
     assert gap_counts(shifted) == gap_counts(true)  # on the mended clock
     for name in ("ES_5m", "MNQ_5m"):
-        raw, report = report_on(shared_data, f"bars_5m/{name}", minutes=5)
-        rolls = raw["timestamp"].iloc[report.get_finding("roll").rows].dt.strftime("%Y-%m-%d").tolist()
+        times, report = report_on(f"bars_5m/{name}")
+        rolls = times.iloc[report.get_finding("roll").rows].dt.strftime("%Y-%m-%d").tolist()
         assert rolls == ["2024-06-17", "2024-09-16", "2024-12-16", "2025-03-17", "2025-06-16"]  # the third Mondays
 
 

@@ -13,7 +13,6 @@ from ml_factory.data.sessions import (
     DAY_NS,
     MINUTE_NS,
     TRADING_HOURS,
-    MarketSpec,
     assign_sessions,
     resolve_market_spec,
     scheduled_session_days,
@@ -25,23 +24,6 @@ from ml_factory.errors import BarsError, SettingsError
 
 def ns(*stamps: str) -> np.ndarray:
     return pd.DatetimeIndex(pd.to_datetime(list(stamps), utc=True)).as_unit("ns").asi8
-
-
-def test_sessions_of_cme_halt_and_weekend_are_outside_session():
-    stamps = ns("2024-01-10 21:59", "2024-01-10 22:00", "2024-01-10 22:59", "2024-01-10 23:00", "2024-01-13 12:00")
-    assert assign_sessions(stamps, "cme").inside.tolist() == [True, False, False, True, False]
-
-
-def test_sessions_of_early_close_days_close_at_scheduled_time():
-    # the day after Thanksgiving 2024: index futures stop at 12:15 Chicago, shares at 13:00 New York
-    cme = assign_sessions(ns("2024-11-29 18:14", "2024-11-29 18:15"), "cme")
-    assert cme.close_ns.tolist() == ns("2024-11-29 18:15", "2024-11-29 22:00").tolist()
-    # a product that trades on is kept, cut apart
-    assert cme.inside.all() and cme.session_start_mask().tolist() == [True, True]
-    shares = assign_sessions(ns("2024-11-29 17:59", "2024-11-29 18:00"), "us_equity")
-    assert shares.inside.tolist() == [True, False] and (shares.close_ns == ns("2024-11-29 18:00")[0]).all()
-    holiday = assign_sessions(ns("2025-01-20 17:59"), "cme")  # Martin Luther King day: 12:00 Chicago
-    assert holiday.close_ns[0] == ns("2025-01-20 18:00")[0]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of exchange_calendars itself
@@ -138,20 +120,6 @@ def test_sessions_of_year_outside_1970_to_2099_raises_bars_error():
         assign_sessions(ns("1969-06-01"), "cme")
 
 
-def test_sessions_of_fx_trade_sunday_to_friday_without_halt():
-    # January: 17:00 New York is 22:00 UTC
-    stamps = ns("2024-01-05 21:59", "2024-01-05 22:00", "2024-01-07 21:59", "2024-01-07 22:00", "2024-01-09 21:59")
-    got = assign_sessions(np.append(stamps, ns("2024-01-09 22:00")), "fx")
-    assert got.inside.tolist() == [True, False, False, True, True, True]
-    assert np.diff(got.id[[3, 4, 5]]).tolist() == [1, 1]  # Monday from Sunday evening on, cut at 17:00
-    assert (got.close_ns[4] - got.open_ns[4]) == DAY_NS and got.open_ns[5] == got.close_ns[4]
-
-
-def test_market_of_unknown_calendar_raises_settings_error():
-    with pytest.raises(SettingsError, match="cme"):
-        MarketSpec("X", "cmee", 0.25, True)
-
-
 @pytest.mark.parametrize(
     ("symbol", "calendar", "tick"),
     [
@@ -233,11 +201,6 @@ def test_market_for_calendar_change_after_20_sessions_keeps_inferred_calendar():
 def test_market_for_3_weekdays_of_24h_bars_infers_24h_not_fx():
     bars = synthetic_bars(3, "null", calendar="24h", start="2024-01-09")  # Tuesday to Thursday
     assert resolve_market_spec("FOO", bars).calendar == "24h"
-
-
-def test_market_spec_from_dict_of_to_dict_returns_equal_spec():
-    market = resolve_market_spec("ES", has_volume=False)
-    assert MarketSpec.from_dict(market.to_dict()) == market
 
 
 @pytest.mark.parametrize(

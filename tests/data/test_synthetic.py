@@ -49,7 +49,7 @@ def log_loss(probability, outcome):
 @pytest.fixture(scope="module")
 def planted():
     market = synthetic_market(SyntheticSpec(days=200, kind="planted", seed=5))
-    return market, *rows_and_outcomes(market, every=30)
+    return market, *rows_and_outcomes(market, every=60)
 
 
 def test_synthetic_bars_same_arguments_give_same_bits():
@@ -80,12 +80,6 @@ def test_synthetic_market_autocorrelation_is_zero_for_null_not_for_planted():
     assert memory("planted")[0] > 5 / np.sqrt(count)
 
 
-def test_synthetic_market_drift_kind_has_mean_return_of_spec():
-    market = synthetic_market(SyntheticSpec(days=120, kind="drift", seed=1))
-    standard = market.returns / market.sigma
-    assert abs(standard.mean() - market.spec.lean) < 4 / np.sqrt(len(standard))
-
-
 def test_synthetic_belief_is_calibrated(planted):
     market = planted[0]
     found = synthetic_belief(market)
@@ -103,7 +97,7 @@ def test_synthetic_belief_is_calibrated(planted):
 
 def test_oracle_reads_bars_up_to_the_moment_alone():
     market = synthetic_market(SyntheticSpec(days=8, seed=2))
-    frame, rows, barrier, _ = rows_and_outcomes(market, every=40)
+    frame, rows, barrier, _ = rows_and_outcomes(market, every=20)
     moments, cut = frame.known_at[rows], frame.known_at[rows[len(rows) // 2]]
     known = (moments <= cut).sum()
     later = market.bars.index.as_unit("ns").asi8 >= cut
@@ -125,7 +119,7 @@ def test_oracle_probabilities_on_planted_market_have_lower_loss_than_prior(plant
     losses = {}
     for knows in ("bars", "state"):
         truth = oracle_probabilities(
-            market, frame.known_at[rows], barrier, barrier, 5 * HORIZON, knows=knows, paths=200
+            market, frame.known_at[rows], barrier, barrier, 5 * HORIZON, knows=knows, paths=150
         )
         assert np.allclose(truth.sum(1), 1) and np.abs(truth.mean(0) - share).max() < 0.04
         losses[knows] = log_loss(truth, outcome)

@@ -149,11 +149,21 @@ def file_of(processed, part: str):
     return path
 
 
-DAMAGES = [damage_silently, os.unlink, lambda path: path.write_bytes(path.read_bytes()[:-7])]
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-7])
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("part", ["features", "rows", "labels_h10", "splits_h10", "scaler_h10", "manifest"])
+@pytest.mark.parametrize(
+    ("part", "damage"),
+    [
+        ("features", damage_silently),
+        ("rows", os.unlink),
+        ("labels_h10", cut),
+        ("splits_h10", damage_silently),
+        ("scaler_h10", os.unlink),
+        ("manifest", cut),
+    ],
+)
 def test_store_damaged_file_is_detected_and_rebuilt(processed, base, matrix, part, damage):
     DatasetStore.current(processed).load_features()
     damage(file_of(processed, part))
@@ -161,18 +171,10 @@ def test_store_damaged_file_is_detected_and_rebuilt(processed, base, matrix, par
     store = DatasetStore.begin(processed, PRINT)
     assert not store.committed and store.horizons == ()
     store.write_features(matrix)
-    add_horizon(store, base, 10)
-    assert DatasetStore.find(processed, PRINT).verify() == []
-    np.testing.assert_array_equal(DatasetStore.current(processed).load_features(), matrix.values)
-
-
-def test_store_added_horizon_drops_damaged_horizon_from_manifest(processed, base, matrix):
-    damage_byte(file_of(processed, "labels_h10"))
-    store = DatasetStore.begin(processed, PRINT)
-    store.write_features(matrix)
     add_horizon(store, base, 20)
     whole = DatasetStore.find(processed, PRINT)
-    assert whole is not None and whole.horizons == (20,)
+    assert whole.verify() == [] and whole.horizons == ((10, 20) if part in ("features", "rows") else (20,))
+    np.testing.assert_array_equal(DatasetStore.current(processed).load_features(), matrix.values)
 
 
 def test_store_load_labels_damaged_file_raises_workspace_error(processed):
@@ -184,19 +186,7 @@ def test_store_load_labels_damaged_file_raises_workspace_error(processed):
     assert len(store.load_features()) and len(store.verify()) == 1
 
 
-def test_store_edited_manifest_raises_not_prepared_error(processed):
-    path = processed / PRINT[:12] / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["facts"]["rows"] = 1
-    path.write_text(json.dumps(manifest))
-    with pytest.raises(NotPreparedError, match="manifest"):
-        DatasetStore.current(processed)
-    for text in ("[]", "{}", '{"format": 2}', "null"):
-        path.write_text(text)
-        assert DatasetStore.find(processed, PRINT) is None
-
-
-@pytest.mark.parametrize("stop_after", range(7))
+@pytest.mark.parametrize("stop_after", [0, 3, 5, 6])
 def test_store_writer_interrupted_at_any_write_keeps_previous_data_set(
     processed, base, matrix, monkeypatch, stop_after
 ):
@@ -227,32 +217,6 @@ def test_store_writer_interrupted_at_any_write_keeps_previous_data_set(
     assert DatasetStore.current(processed).fingerprint == OTHER and DatasetStore.current(processed).horizons == (20,)
 
 
-def test_store_current_without_valid_pointer_raises_not_prepared_error(tmp_path):
-    with pytest.raises(NotPreparedError, match="run prepare"):
-        DatasetStore.current(tmp_path / "MES")
-    (tmp_path / "MES").mkdir()
-    for text in (
-        "",
-        "{",
-        "[]",
-        '{"fingerprint": "ABCDEFABCDEF"}',
-        '{"fingerprint": "../../etc"}',
-        '{"fingerprint": 5}',
-    ):
-        (tmp_path / "MES" / "current.json").write_text(text)
-        with pytest.raises(NotPreparedError, match="pointer"):
-            DatasetStore.current(tmp_path / "MES")
-
-
-def test_store_writer_same_content_gives_same_bytes(processed, tmp_path, base, matrix):
-    again = DatasetStore.begin(tmp_path / "again", PRINT)
-    again.write_features(matrix)
-    add_horizon(again, base, 10)
-    assert again.files == DatasetStore.current(processed).files
-    for name in again.files:
-        assert (again.folder / name).read_bytes() == (processed / PRINT[:12] / name).read_bytes()
-
-
 def test_store_load_splits_returns_empty_and_scattered_positions(processed, base):
     store = DatasetStore.begin(processed, PRINT)
     splits = {"train": np.array([0, 1, 5, 7, 8, 9]), "validation": np.array([], int), "test": np.array([3])}
@@ -263,23 +227,18 @@ def test_store_load_splits_returns_empty_and_scattered_positions(processed, base
     assert all(found[name].tolist() == splits[name].tolist() and found[name].dtype == np.int64 for name in splits)
 
 
-@pytest.mark.parametrize("name", ["../../outside.npy", "/etc/passwd", "../parts/../../outside.npy", "a\\b"])
-def test_store_manifest_with_file_name_that_leads_outside_counts_as_absent(processed, name):
+def test_store_manifest_that_was_edited_or_leads_outside_counts_as_absent(processed):
     store = DatasetStore.current(processed)
     path = store.folder / "manifest.json"
     manifest = json.loads(path.read_text())
+    path.write_text(json.dumps({**manifest, "facts": {}}))
+    assert DatasetStore.find(processed, store.fingerprint) is None
     del manifest["hash"]
-    manifest["files"][name] = {"hash": "0" * 64, "bytes": 1}
+    manifest["files"]["../../outside.npy"] = {"hash": "0" * 64, "bytes": 1}
     path.write_text(json.dumps({**manifest, "hash": fingerprint_json(manifest)}))
     assert DatasetStore.find(processed, store.fingerprint) is None
     with pytest.raises(NotPreparedError, match="not complete"):
         DatasetStore.current(processed)
-
-
-def test_store_file_behind_symbolic_link_raises(processed, tmp_path):
-    store = DatasetStore.current(processed)
-    part = store.folder / "features.npy"
-    part.rename(tmp_path / "moved.npy")
-    part.symlink_to(tmp_path / "moved.npy")
-    with pytest.raises(WorkspaceError, match="symbolic link"):
-        DatasetStore.current(processed).load_features()
+    (processed / "current.json").write_text('{"fingerprint": "../../etc"}')
+    with pytest.raises(NotPreparedError, match="pointer"):
+        DatasetStore.current(processed)

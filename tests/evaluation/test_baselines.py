@@ -1,7 +1,5 @@
 """The baselines against hand-worked numbers, loops over rows, and rows whose shares are known."""
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -16,16 +14,11 @@ from ml_factory.evaluation.baselines import (
 from ml_factory.models.session_clock import PSEUDO_COUNTS, SessionClock, SessionTime, class_shares
 
 
-def test_prior_probabilities_with_weights_equal_weighted_shares():
+def test_class_shares_equal_hand_computed_values():
     p = prior_baseline_probabilities(np.array([-1, 0, 0, 1]), np.array([3.0, 1.0, 1.0, 5.0]), 2)
     np.testing.assert_allclose(p, [[0.3, 0.2, 0.5]] * 2, rtol=1e-15)
-
-
-def test_class_shares_with_an_absent_class_add_half_a_row_to_each():
-    np.testing.assert_allclose(class_shares([-1, -1, -1, 1]), np.array([3.5, 0.5, 1.5]) / 5.5)
-
-
-def test_class_shares_without_labels_raise_error():
+    absent = np.array([3.5, 0.5, 1.5]) / 5.5  # half a row is added to each class
+    np.testing.assert_allclose(class_shares([-1, -1, -1, 1]), absent)
     with pytest.raises(FactoryError, match="No class shares"):
         class_shares([])
 
@@ -42,20 +35,19 @@ def test_last_move_probabilities_without_weights_equal_hand_computed_values():
 # ---- the time of the session -----------------------------------------------------------------------------------
 
 
-def test_session_clock_on_futures_equals_hand_computed_values():
-    """CME on 2024-01-03: 17:00 the evening before to 16:00 Chicago is 23:00 to 22:00 UTC, 23 hours. Chicago's early
-    close of 2024-11-29 was 12:15, 18:15 UTC."""
-    moments = pd.DatetimeIndex(["2024-01-02 23:05", "2024-01-03 10:30", "2024-01-03 22:00", "2024-11-29 18:00"])
-    clock = session_time(moments.as_unit("ns").asi8, "cme")
-    np.testing.assert_allclose(clock.progress, [5 / 1380, 0.5, 1.0, 1140 / 1155])
-    np.testing.assert_allclose(clock.minutes_left, [1375, 690, 0, 15])
-
-
-def test_session_clock_at_midnight_of_24h_market_belongs_to_ending_session():
-    moments = pd.DatetimeIndex(["2024-01-03 00:00", "2024-01-03 00:05", "2024-01-03 12:00"])
-    clock = session_time(moments.as_unit("ns").asi8, "24h")
-    np.testing.assert_allclose(clock.minutes_left, [0, 1435, 720])
-    np.testing.assert_allclose(clock.progress, [1, 5 / 1440, 0.5])
+@pytest.mark.parametrize(
+    ("calendar", "moments", "progress", "minutes_left"),
+    [  # CME: 17:00 the evening before to 16:00 Chicago, 23 hours; its early close of 2024-11-29 was 18:15 UTC
+        ("cme", ["2024-01-02 23:05", "2024-01-03 10:30", "2024-01-03 22:00", "2024-11-29 18:00"],
+         [5 / 1380, 0.5, 1.0, 1140 / 1155], [1375, 690, 0, 15]),
+        # midnight belongs to the session that ends
+        ("24h", ["2024-01-03 00:00", "2024-01-03 00:05", "2024-01-03 12:00"], [1, 5 / 1440, 0.5], [0, 1435, 720]),
+    ],
+)  # fmt: skip
+def test_session_time_equals_hand_computed_values(calendar, moments, progress, minutes_left):
+    clock = session_time(pd.DatetimeIndex(moments).as_unit("ns").asi8, calendar)
+    np.testing.assert_allclose(clock.progress, progress)
+    np.testing.assert_allclose(clock.minutes_left, minutes_left)
 
 
 def volatility_by_loops(close, segment, span):
@@ -127,14 +119,6 @@ def test_clock_baseline_cells_equal_loops_over_rows():
     np.testing.assert_allclose(baseline.predict(clock), [wanted[key] for key in keys], rtol=1e-12)
 
 
-def test_clock_baseline_with_uninformative_time_shrinks_to_prior():
-    clock, volatility, y, _ = rows_of(60, 4, 20)
-    y = np.random.default_rng(0).permutation(y)
-    baseline = SessionClock.fit(clock, y, horizon=20, bar_minutes=5.0, volatility=volatility)
-    assert np.abs(baseline.predict(clock, volatility) - class_shares(y)).max() < 0.03
-    assert fitted().pseudo_count < 100 < baseline.pseudo_count
-
-
 def test_clock_baseline_pseudo_count_equals_blockwise_search():
     clock, _, y, _ = rows_of(12, 5, 20)
     baseline = SessionClock.fit(clock, y, horizon=20, bar_minutes=5.0)
@@ -160,15 +144,6 @@ def test_clock_baseline_predict_nan_volatility_uses_time_only():
     volatility[::3] = np.nan
     p, timed = baseline.predict(clock, volatility), baseline.predict(clock)
     assert (p[::3] == timed[::3]).all() and (p[1::3] != timed[1::3]).any()
-
-
-def test_clock_baseline_fit_all_nan_volatility_uses_time_only():
     clock, volatility, y, _ = rows_of(10, 7, 20)
     baseline = SessionClock.fit(clock, y, horizon=20, bar_minutes=5.0, volatility=np.full(len(y), np.nan))
     np.testing.assert_allclose(baseline.predict(clock, volatility), baseline.predict(clock), rtol=1e-12)
-
-
-def test_clock_baseline_from_json_predicts_same_bits():
-    baseline, (clock, volatility, _, _) = fitted(20), rows_of(2, 8, 20)
-    again = SessionClock.from_dict(json.loads(json.dumps(baseline.to_dict())))
-    np.testing.assert_array_equal(again.predict(clock, volatility), baseline.predict(clock, volatility))

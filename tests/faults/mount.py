@@ -1,7 +1,7 @@
-"""A real mount for a test: a folder shown through FUSE, whose calls may hang, and which tells who asked.
+"""A real mount for a test: a folder shown through FUSE, whose calls may hang.
 
 `python -m tests.faults.mount MOUNTPOINT CLOUD CONTROL` is its daemon. While the folder CONTROL holds `hang`, no call
-returns; `calls` there has a line for each call. SIGKILL is a disconnected drive: every call then answers ENOTCONN.
+returns. SIGKILL is a disconnected drive: every call then answers ENOTCONN.
 """
 
 import ctypes.util
@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,11 +67,6 @@ class Mount:
             assert time.monotonic() < end, "nothing has asked"
             time.sleep(0.02)
 
-    def requested_by(self, process: int) -> list[str]:
-        """Return the calls this process made itself, as "op path"."""
-        calls = (line.partition(" ") for line in (self._control / "calls").read_text().splitlines())
-        return [call for asker, _, call in calls if asker == str(process)]
-
     def kill(self) -> None:
         """Disconnect the drive: every call answers ENOTCONN from now on, those that hang as well."""
         self.process.kill()
@@ -86,15 +80,6 @@ class Mount:
 
 
 # ---------------------------------------------------------------------- the daemon
-
-
-def _process_of(thread: int) -> int:
-    """Return the process of a thread that FUSE names; the thread's own number when the thread is gone."""
-    with suppress(OSError):
-        for line in Path("/proc", str(thread), "status").read_text().splitlines():
-            if line.startswith("Tgid:"):
-                return int(line.split()[1])
-    return thread
 
 
 def _serve(mountpoint: str, cloud: str, control: str) -> None:
@@ -130,8 +115,6 @@ def _serve(mountpoint: str, cloud: str, control: str) -> None:
 
     def asked(op: str) -> Callable:
         def handed(self, path, *args):
-            with open(Path(control, "calls"), "a") as written:
-                written.write(f"{_process_of(mfusepy.fuse_get_context()[2])} {op} {path}\n")
             while hang.exists():
                 struck.touch()
                 time.sleep(0.02)

@@ -1,17 +1,15 @@
 """Bars, prepared data and what is made of them on a real mount: no process of ours asks it itself, and none waits."""
 
-import os
 import subprocess
 import threading
 import time
 
 import pytest
 
-from ml_factory import CheckpointManager, notebook, pipeline
+from ml_factory import CheckpointManager, pipeline
 from ml_factory.errors import UnresponsiveMountError
 from ml_factory.storage import remote
 from ml_factory.storage.workspace import Workspace
-from utils import colab_setup
 
 SYMBOL, HORIZON = "DEMO", 5
 TREES = {"rounds": 20, "block": 5, "depth": 3, "threads": 1, "patience": 0}
@@ -35,25 +33,6 @@ def workspace(drive, prepared_template) -> Workspace:
     """Prepared data of the made-up market on the drive."""
     subprocess.run(["cp", "-r", prepared_template, drive.path / "ml_factory"], check=True)  # a drive keeps no modes
     return Workspace(drive.path / "ml_factory")
-
-
-@pytest.mark.soak
-def test_pipeline_on_mount_makes_no_file_call_in_main_process(drive, monkeypatch):
-    monkeypatch.setattr(remote, "SILENCE_SECONDS", 60.0)  # nothing hangs here, however busy the machine
-    root, own = drive.path / "ml_factory", os.getpid()
-    pipeline.prepare(root, SYMBOL, (HORIZON,))
-    assert not drive.requested_by(own)
-    for _ in range(2):  # made, and found
-        result = pipeline.train(root, SYMBOL, HORIZON, "xgboost", quick=True, model_settings=TREES)
-    pipeline.cross_validate(root, SYMBOL, HORIZON, "xgboost", folds=2, quick=True, model_settings=TREES)
-    pipeline.evaluate(root, SYMBOL, HORIZON)
-    pipeline.predict(root, SYMBOL, HORIZON, "xgboost")
-    notebook.finish([Workspace(root).processed(SYMBOL), result.report_path])
-    assert not notebook.progress(Workspace(root), SYMBOL)["05_train_ensemble"]
-    assert colab_setup._mount_state(drive.path) == "alive"
-    assert not drive.requested_by(own)
-    (drive.path / "seen").touch()
-    assert drive.requested_by(own), "nobody is recorded: nothing was shown"
 
 
 def test_prepare_with_hanging_data_file_raises_with_file_name(prepared_template, prepared, drive):
@@ -88,13 +67,6 @@ def test_train_on_drive_that_hangs_in_the_middle_ends_and_copies_later(workspace
     while not copied.is_file() and time.monotonic() < until:  # what hung until now must end first
         workspace.push()
     assert copied.is_file() and train().reused  # a save that hung may stay there: never seen whole, never deleted
-
-
-def test_machine_with_empty_disk_refuses_to_open_workspace_on_hanging_drive(workspace, drive, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
-    drive.hang()
-    with pytest.raises(UnresponsiveMountError, match=r"does not answer.*mount it again"):
-        Workspace(drive.path / "ml_factory")
 
 
 def test_drive_that_disconnects_during_saves_loses_none_of_them(drive, monkeypatch, tmp_path):

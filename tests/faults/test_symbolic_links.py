@@ -2,7 +2,6 @@
 
 import os
 
-import numpy as np
 import pytest
 
 from ml_factory.checkpoints.manager import CheckpointManager
@@ -72,15 +71,3 @@ def test_replace_whose_temporary_file_became_link_raises_and_keeps_file(tmp_path
     with pytest.raises(FileError):
         files.replace(path, exchange)
     assert path.read_bytes() == b"before" and not path.is_symlink()
-
-
-def test_replace_over_link_replaces_the_link_itself(tmp_path, victim):
-    (tmp_path / "a.json").symlink_to(victim)
-    files.write_json(tmp_path / "a.json", [1])
-    assert files.read_json(tmp_path / "a.json") == [1] and not (tmp_path / "a.json").is_symlink()
-
-
-def test_bars_behind_link_of_the_user_are_read(tmp_path):
-    np.save(tmp_path / "moved.npy", np.arange(3))
-    (tmp_path / "link.npy").symlink_to(tmp_path / "moved.npy")
-    assert files.read(tmp_path / "link.npy") == (tmp_path / "moved.npy").read_bytes()

@@ -1,5 +1,7 @@
 """A workspace with small models of every kind, for bundles."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -16,35 +18,37 @@ SETTINGS = {  # LightGBM is no better than the clock on so few days: without it,
     "xgboost": BOOSTER, "lightgbm": {**BOOSTER, "offset": "none"}, "catboost": BOOSTER, "linear": {"rounds": 20},
     "lstm": NETWORK,
 }  # fmt: skip
+STACKED = ("xgboost", "lstm")
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory) -> Workspace:
-    """Five models and a stack of a booster and a network on all columns, a second's training each; only read."""
+def trained(tmp_path_factory) -> Callable[[str], Workspace]:
+    """trained(model): one workspace on all columns, with this small model or a stack of two in it; only read."""
     workspace = Workspace(tmp_path_factory.mktemp("trained") / "workspace")
     ensure_synthetic_demo_market(workspace, "DEMO", days=8)
     pipeline.prepare(workspace, "DEMO", (H,))
-    for model, settings in SETTINGS.items():
-        pipeline.train(workspace, "DEMO", H, model, mirror="off", model_settings=settings)
-    stacked = {name: SETTINGS[name] for name in ("xgboost", "lstm")}
-    pipeline.stack(workspace, "DEMO", H, tuple(stacked), folds=2, mirror="off", model_settings=stacked)
-    return workspace
+
+    @cache
+    def with_model(model: str) -> Workspace:
+        if model == "stack":
+            stacked = {name: SETTINGS[name] for name in STACKED}
+            pipeline.stack(workspace, "DEMO", H, STACKED, folds=2, mirror="off", model_settings=stacked)
+        else:
+            pipeline.train(workspace, "DEMO", H, model, mirror="off", model_settings=SETTINGS[model])
+        return workspace
+
+    return with_model
 
 
 @pytest.fixture(scope="session")
-def bundle_file(trained, tmp_path_factory):
+def bundle_file(trained, tmp_path_factory) -> Callable[[str], Path]:
     """bundle_file(model): the exported bundle of this model; made once."""
-    folder, made = tmp_path_factory.mktemp("bundles"), {}
-
-    def of(model: str) -> Path:
-        if model not in made:
-            made[model] = pipeline.export(trained, "DEMO", H, model, formats=("bundle",), out=folder).paths["bundle"]
-        return made[model]
-
-    return of
+    folder = tmp_path_factory.mktemp("bundles")
+    return cache(lambda model: pipeline.export(
+        trained(model), "DEMO", H, model, formats=("bundle",), out=folder).paths["bundle"])  # fmt: skip
 
 
 @pytest.fixture(scope="session")
 def raw_bars(trained) -> pd.DataFrame:
     """The raw bars of the workspace, as they lie there."""
-    return pd.read_parquet(trained.raw_bars("DEMO"))
+    return pd.read_parquet(trained("linear").raw_bars("DEMO"))

@@ -4,14 +4,11 @@ import re
 import sys
 from dataclasses import replace
 
-import catboost
-import lightgbm as lgb
 import numpy as np
 import onnx
 import onnxruntime
 import pandas as pd
 import pytest
-import xgboost as xgb
 
 from ml_factory import Bundle, pipeline
 from ml_factory.datasets.preprocessing import preprocessing_from_dict
@@ -104,32 +101,22 @@ def test_graph_of_model_that_is_no_better_than_the_clock_gives_no_scores(name):
     assert np.abs(clock.predict_rows(x, np.arange(9)) - model.predict_rows(x, np.arange(9))).max() > 1e-3
 
 
-def thresholds(name: str, blocks: list[bytes]) -> list[tuple[int, float]]:
-    """Column and threshold of every split."""
-    if name == "xgboost":
-        tables = [
-            xgb.Booster(model_file=bytearray(data)).trees_to_dataframe().dropna(subset="Split") for data in blocks
-        ]
-        splits = pd.concat(tables)
-        return [(int(column[1:]), split) for column, split in zip(splits.Feature, splits.Split, strict=True)]
-    if name == "lightgbm":
-        splits = pd.concat([lgb.Booster(model_str=data.decode()).trees_to_dataframe() for data in blocks])
-        splits = splits.dropna(subset="threshold")
-        columns = splits.split_feature.str.removeprefix("Column_").astype(int)
-        return list(zip(columns, splits.threshold, strict=True))
-    borders = [catboost.CatBoost().load_model(blob=data).get_borders() for data in blocks]
-    return [(column, split) for one in borders for column, values in one.items() for split in values]
+def thresholds(graph: bytes) -> list[tuple[int, float]]:
+    """Column and threshold of every split in the graph."""
+    found = []
+    for node in onnx.load_from_string(graph).graph.node:
+        given = {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}
+        names = [given.get(f"nodes_{name}", ()) for name in ("modes", "featureids", "values")]
+        found += [(column, value) for mode, column, value in zip(*names, strict=True) if mode != b"LEAF"]
+    return found
 
 
 @pytest.mark.parametrize("name", BOOSTERS)
 def test_graph_of_booster_takes_its_side_at_every_threshold(name):
-    """Rows on, just above and just below each threshold; the exact ones of LightGBM are no float32 numbers.
-
-    Its thresholds of 1e-35 stand for 0, and so do all smaller numbers.
-    """
+    """Rows on, just above and just below each threshold; LightGBM's exact ones lie next to them, or stand for 0."""
     model = trained_model(name, rounds=60, depth=5, min_leaf=2.0)
-    graph, generator = GraphModel.of(model, model_to_onnx(model)), np.random.default_rng(3)
-    splits = thresholds(name, model.model_state["fitted"])
+    data, generator = model_to_onnx(model), np.random.default_rng(3)
+    graph, splits = GraphModel.of(model, data), thresholds(data)
     base = preprocessing_from_dict(model.scaler).transform(rows(seed=9).to_numpy())
     x = base[generator.integers(len(base), size=3 * len(splits))]
     for number, (column, split) in enumerate(splits):
@@ -161,13 +148,13 @@ def test_booster_that_the_converter_cannot_read_is_refused():
 
 @pytest.mark.parametrize("model", ["xgboost", "stack"])
 def test_bundle_with_graphs_predicts_without_libraries(trained, raw_bars, tmp_path, monkeypatch, model):
-    exported = pipeline.export(trained, "DEMO", H, model, out=tmp_path)
+    exported = pipeline.export(trained(model), "DEMO", H, model, out=tmp_path)
     names = {"xgboost": {"onnx"}, "stack": {"onnx xgboost", "onnx lstm"}}[model]
     assert exported.paths.keys() == {"bundle", "card", *names} and not exported.no_onnx
     native = Bundle.load(exported.paths["bundle"])
     assert native.engine == "native"
     assert {exported.paths[name].read_bytes() for name in names} == {*native.graphs.values()}
-    wanted = pipeline.predict(trained, "DEMO", H, model, all_rows=True).frame
+    wanted = pipeline.predict(trained(model), "DEMO", H, model, all_rows=True).frame
     monkeypatch.setattr(bundle_module, "absent_libraries", lambda names: ["torch"])
     bundle = Bundle.load(exported.paths["bundle"])
     assert bundle.engine == "onnx"
@@ -179,10 +166,10 @@ def test_bundle_with_graphs_predicts_without_libraries(trained, raw_bars, tmp_pa
 
 
 def test_exported_graph_gives_class_scores_of_preprocessed_rows(trained, tmp_path):
-    path = pipeline.export(trained, "DEMO", H, "xgboost", formats=("onnx",), out=tmp_path).paths["onnx"]
+    path = pipeline.export(trained("xgboost"), "DEMO", H, "xgboost", formats=("onnx",), out=tmp_path).paths["onnx"]
     assert [one.name for one in tmp_path.iterdir()] == ["DEMO-h5-xgboost.onnx"] and onnx.load(path).ir_version == 10
     model = TrainedModel.from_state(
-        read_state_file(next(trained.models.glob("DEMO/model-xgboost-*/state.safetensors")))
+        read_state_file(next(trained("xgboost").models.glob("DEMO/model-xgboost-*/state.safetensors")))
     )
     offset = SessionClockOffset.from_dict(model.model_state["offset"])
     x = np.random.default_rng(0).normal(size=(9, len(model.feature_names))).astype(np.float32)
@@ -194,9 +181,9 @@ def test_exported_graph_gives_class_scores_of_preprocessed_rows(trained, tmp_pat
 def test_export_of_graph_that_predicts_otherwise_leaves_nothing(trained, tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_export, "LARGEST", -1.0)
     with pytest.raises(FactoryError, match="does not predict as the model does, and is not written"):
-        pipeline.export(trained, "DEMO", H, "linear", formats=("bundle", "onnx"), out=tmp_path / "out")
+        pipeline.export(trained("linear"), "DEMO", H, "linear", formats=("bundle", "onnx"), out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    exported = pipeline.export(trained, "DEMO", H, "linear", out=tmp_path / "out")
+    exported = pipeline.export(trained("linear"), "DEMO", H, "linear", out=tmp_path / "out")
     assert set(exported.paths) == {"bundle", "card"} and "does not predict" in exported.no_onnx
 
 
@@ -204,10 +191,10 @@ def test_export_without_onnx_writes_bundle_and_says_why_unless_onnx_is_asked_for
     monkeypatch.delitem(sys.modules, "ml_factory.inference.onnx")
     monkeypatch.setitem(sys.modules, "onnx", None)
     words = r"package onnx is not installed.*pip install 'ml_factory\[onnx\]'"
-    exported = pipeline.export(trained, "DEMO", H, "linear", out=tmp_path / "default")
+    exported = pipeline.export(trained("linear"), "DEMO", H, "linear", out=tmp_path / "default")
     assert set(exported.paths) == {"bundle", "card"} and re.search(words, exported.no_onnx)
     (line,) = [line for line in exported.summary().splitlines() if "no onnx" in line]
     assert exported.no_onnx in line and not Bundle.load(exported.paths["bundle"]).graphs
     with pytest.raises(MissingPackageError, match=words):
-        pipeline.export(trained, "DEMO", H, "linear", formats=("bundle", "onnx"), out=tmp_path / "exported")
+        pipeline.export(trained("linear"), "DEMO", H, "linear", formats=("bundle", "onnx"), out=tmp_path / "exported")
     assert not (tmp_path / "exported").exists()

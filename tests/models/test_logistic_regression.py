@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression as SklearnLogisticRegression
 
-from ml_factory.errors import SettingsError
 from ml_factory.models.logistic_regression import LogisticRegression
 
 
@@ -25,14 +24,6 @@ def test_linear_fit_equals_scikit_learn_optimum(data, l2):
     scaled = (x - x.mean(axis=0, dtype=float)) / x.std(axis=0, dtype=float)
     theirs = SklearnLogisticRegression(C=1 / l2, tol=1e-10, max_iter=10_000).fit(scaled, y, sample_weight=w)
     np.testing.assert_allclose(model.predict_proba(x), theirs.predict_proba(scaled), atol=2e-4)
-
-
-def test_linear_fit_train_loss_never_rises_and_converges(data):
-    x, y, w = data
-    result = LogisticRegression(rounds=100, block=1, patience=0, threads=1, l2=0.0).fit(x, y, w)
-    losses = np.array([row["train_loss"] for row in result.history])
-    assert (np.diff(losses) <= 1e-7).all() and losses[0] - losses[-1] > 0.05
-    assert losses[-20] - losses[-1] < 1e-5
 
 
 def test_linear_fit_with_nothing_to_learn_predicts_the_shares_of_the_classes():
@@ -73,18 +64,3 @@ def test_linear_scale_ignores_rows_with_zero_weight(data):
         model.fit(rows, y, w)
         p.append(model.predict_proba(x))
     np.testing.assert_array_equal(p[0], p[1])
-
-
-def test_importances_are_those_of_the_columns_that_matter(data):
-    x, y, w = data
-    model = LogisticRegression(rounds=30, threads=1)
-    model.fit(x, y, w)
-    assert model.importances().argmax() in (0, 1) and model.importances()[:2].sum() > 0.7
-
-
-def test_linear_invalid_settings_raise_settings_error():
-    for name in ("l2", "clip"):
-        with pytest.raises(SettingsError, match=rf"\[{name}\]"):
-            LogisticRegression(**{name: -1.0})
-    with pytest.raises(SettingsError, match="did you mean"):
-        LogisticRegression(round=3)

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from ml_factory.errors import SettingsError
 from ml_factory.models.sequence import LSTM, TCN, RecurrentSpec, TCNSpec
 
 
@@ -14,12 +13,6 @@ def test_lstm_forget_gate_bias_starts_at_1_in_every_layer():
     for layer in (0, 1):
         bias = getattr(network.rnn, f"bias_ih_l{layer}")
         assert (bias[4:8] == 1).all() and (bias[:4] != 1).all() and (bias[8:] != 1).all()
-
-
-@pytest.mark.parametrize("settings", [{"hidden": 0}, {"layers": 1.5}, {"dropout": 1.0}])
-def test_recurrent_spec_invalid_values_raise_settings_error(settings):
-    with pytest.raises(SettingsError, match=rf"\[{next(iter(settings))}\]"):
-        RecurrentSpec(**settings)
 
 
 def as_published(network: TCN, x_BTF: torch.Tensor) -> torch.Tensor:

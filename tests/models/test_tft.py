@@ -5,7 +5,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ml_factory.errors import SettingsError
 from ml_factory.models import tft
 from ml_factory.models.tft import (
     EPS,
@@ -137,9 +136,3 @@ def test_tft_explain_returns_shares_that_sum_to_1():
         share = getattr(reported, name)
         assert share.shape == shape and not share.requires_grad, name
         torch.testing.assert_close(share.sum(-1), torch.ones(shape[:-1]), atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("settings", [{"width": 0}, {"heads": 3}, {"layers": 0}, {"dropout": 1.0}])
-def test_tft_spec_invalid_values_raise_settings_error(settings):
-    with pytest.raises(SettingsError, match=rf"\[{next(iter(settings))}\]"):
-        TFTSpec(**settings)

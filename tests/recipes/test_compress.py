@@ -8,7 +8,7 @@ import pytest
 
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.recipes import run as recipe_run
-from ml_factory.recipes.compress import CompressionSettings, run_compress
+from ml_factory.recipes.compress import CompressionSettings, run_compress, summary
 from ml_factory.storage.workspace import Workspace
 from tests.recipes.text_cases import t5_settings, trained_t5
 
@@ -32,6 +32,7 @@ def test_t5_table_has_size_latency_quality_and_resumes(tmp_path, monkeypatch):
     assert "sparse without speed" in rows["magnitude:0.5"]["note"] and rows["magnitude:0.5"]["zeros"] > 0.2
     assert rows["original"]["low"] < rows["original"]["quality"] and rows["original"]["difference"] == 0
     assert (Path(facts["folder"]) / "table.png").read_bytes().startswith(b"\x89PNG")
+    assert summary(facts).count("\n") == 7 and "* on the Pareto front" in summary(facts)
     again = run_compress(Workspace(tmp_path), settings, on_status=str)
     assert len(calls) == 2  # all were finished
     assert [row["quality"] for row in again["rows"]] == [row["quality"] for row in facts["rows"]]

@@ -9,6 +9,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -208,6 +209,23 @@ def test_variable_of_xrt_is_named_as_retired(clean, call):
     clean.setenv("XRT_TPU_CONFIG", "tpu_worker;0;10.0.0.2:8470")
     code, _, err = call("recipe", "sdce", "--help")
     assert code == 0 and "XRT_TPU_CONFIG: XRT is gone" in err and "PJRT_DEVICE=TPU" in err
+
+
+RUNS = {"resnet50": "train_resnet50", "sdce_run": "run_sdce", "t5": "run_t5", "compress": "run_compress"}
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)])
+@pytest.mark.parametrize("module", RUNS)
+def test_recipe_shows_progress_before_the_first_line_of_its_log(module, words, clean, call):
+    seen = []
+
+    def run(*_, **__):
+        seen.extend(thread.name for thread in threading.enumerate())
+        raise SettingsError("Enough was seen")
+
+    clean.setattr(f"ml_factory.recipes.{module}.{RUNS[module]}", run)
+    fake = () if module in ("sdce_run", "compress") else ("--fake-data",)
+    assert call("recipe", module.removesuffix("_run"), *fake, *words)[0] == 2 and "heartbeat" in seen
 
 
 def test_commands_with_tests_elsewhere_have_them():

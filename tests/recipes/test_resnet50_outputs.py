@@ -1,7 +1,6 @@
 """Where recipe resnet50 reads and writes: buckets, weights of a finished run, logs of several hosts."""
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -45,14 +44,16 @@ def objects(address: str, folder: Path) -> list[str]:
 def test_shards_weights_logs_and_run_of_resnet50_are_in_the_bucket(machine, shards, tmp_path):
     bucket = machine("one")
     for part, folder in zip(("train", "test"), shards, strict=True):
+        (folder / "note.txt").write_text("no shard")
         Mirror(f"{bucket}/{part}", folder).push()
-    sources = f"{bucket}/train/s-{{000000..000003}}.tar", f"{bucket}/test"
+    for source, message in ((f"{bucket}/none", "No shards here"), (f"{bucket}/test/missing.tar", r"missing\.tar")):
+        with pytest.raises(FactoryError, match=message):
+            local_shards(source)
+    sources = f"{bucket}/train", f"{bucket}/test/s-{{000000..000000}}.tar"
     outputs = {"model_bucket": bucket, "logdir": f"{bucket}/logs"}
     place, once = Workspace(f"{bucket}/slice"), {"epochs": 1}
     written = str(tmp_path / "out" / "model-chkpt.pt")
     facts = train_resnet50(place, settings_of(sources, once, save_model=written, **outputs), emit=quiet)
-    local = train_resnet50(Workspace(tmp_path / "local"), settings_of(shards, once), emit=quiet)
-    assert facts["history"][0]["val_loss"] == local["history"][0]["val_loss"]
     assert facts["uploaded"] == f"{bucket}/model-chkpt.pt" and facts["log"] == f"{bucket}/logs"
     found = objects(bucket, tmp_path / "seen")
     run = f"slice/results/resnet50/{facts['run']}"
@@ -61,6 +62,7 @@ def test_shards_weights_logs_and_run_of_resnet50_are_in_the_bucket(machine, shar
     assert sum(name.startswith("train/s-") for name in found) == 4  # nothing else was deleted
     log = (tmp_path / "seen" / "logs" / "worker-0.log").read_text()
 
+    first = weights_of(place)
     machine("two")  # another machine: it finds the result, and begins another run with these weights
     again = Workspace(f"{bucket}/slice")
     assert train_resnet50(again, settings_of(sources, once), emit=quiet)["run"] == facts["run"]
@@ -68,20 +70,9 @@ def test_shards_weights_logs_and_run_of_resnet50_are_in_the_bucket(machine, shar
     assert train_resnet50(again, given, emit=quiet)["run"] != facts["run"]
     objects(bucket, tmp_path / "seen")
     kept = read_state_file(tmp_path / "seen" / "model-chkpt.pt")["weights"]
-    assert all(torch.equal(value, weights_of(Workspace(tmp_path / "local"))[name]) for name, value in kept.items())
+    assert all(torch.equal(value, first[name]) for name, value in kept.items())
     text = (tmp_path / "seen" / "logs" / "worker-0.log").read_text()
     assert text.startswith(log) and len(text) > len(log)  # continued, not overwritten
-
-
-def test_weights_of_a_finished_run_are_written_where_they_are_requested_later(shards, tmp_path):
-    place = Workspace(tmp_path / "w")
-    train_resnet50(place, settings_of(shards, {"epochs": 1}), emit=quiet)
-    target = tmp_path / "later" / "model.pt"
-    facts = train_resnet50(place, settings_of(shards, {"epochs": 1}, save_model=str(target)), emit=quiet)
-    assert facts["saved"] == str(target)
-    assert all(
-        torch.equal(value, weights_of(place)[name]) for name, value in read_state_file(target)["weights"].items()
-    )
 
 
 def test_each_host_of_a_slice_logs_to_its_own_file_and_the_first_writes_events(tmp_path, monkeypatch):
@@ -124,17 +115,3 @@ def test_run_of_a_recipe_is_one_of_the_modules_that_it_imports_and_no_other(name
         text = (Path(run.__file__).with_name(f"{one}.py")).read_text(encoding="utf-8")
         todo |= {*re.findall(r"from ml_factory\.recipes\.(\w+) import", text)} - found - {"run", "worker_log"}
     assert found == set(MODULES[name])
-
-
-def test_folder_of_a_bucket_holds_only_its_shards(machine, shards, tmp_path):
-    bucket = machine("one")
-    shutil.copy(shards[1] / "s-000000.tar", tmp_path / "a.tar")
-    (tmp_path / "up").mkdir()
-    shutil.move(tmp_path / "a.tar", tmp_path / "up" / "a.tar")
-    (tmp_path / "up" / "note.txt").write_text("no shard")
-    Mirror(f"{bucket}/mixed", tmp_path / "up").push()
-    assert [path.name for path in local_shards(f"{bucket}/mixed/")] == ["a.tar"]
-    with pytest.raises(FactoryError, match="No shards here"):
-        local_shards(f"{bucket}/none")
-    with pytest.raises(FactoryError, match=r"missing\.tar"):
-        local_shards(f"{bucket}/missing.tar")

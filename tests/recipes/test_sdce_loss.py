@@ -1,6 +1,7 @@
-"""The loss of SDCE against a slow reference, one token at a time, and what a step with it asks of the device."""
+"""The loss of SDCE and its n-gram baseline against slow references, and what a step asks of the device."""
 
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ml_factory.errors import SettingsError
 from ml_factory.recipes.sdce import KINDS, SurrogateLoss, next_token_loss, surrogate_loss, surrogate_weight
+from ml_factory.recipes.sdce_run import ngram_losses
 from ml_factory.training.device import Device
 from ml_factory.training.loop import take_training_step
 from ml_factory.training.spec import TrainSpec
@@ -144,3 +146,32 @@ def test_next_token_loss_leaves_out_sequences_of_weight_zero():
     kept = tokens[[0, 2]].long()
     expected = nn.functional.cross_entropy(network(kept[:, :-1]).flatten(0, 1), kept[:, 1:].flatten(), reduction="sum")
     assert float(count) == 2 * (T - 1) and total.item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+# ---- the n-gram baseline ---------------------------------------------------------------------------------------------
+
+
+def chance(token: int, context: tuple, train: list[tuple], vocabulary: int) -> float:
+    """Witten-Bell's probability of a token after a context; rows begin with as many None as the longest context."""
+    shorter, count = 1 / vocabulary, len(context)
+    if context:
+        shorter = chance(token, context[1:], train, vocabulary)
+    seen = Counter(row[at] for row in train for at in range(4, len(row)) if row[at - count : at] == context)
+    return (seen[token] + len(seen) * shorter) / (seen.total() + len(seen)) if seen else shorter
+
+
+def test_ngram_model_equals_its_definition():
+    drawn = np.random.default_rng(0)
+    train, held_out = drawn.integers(0, 6, (12, 15)), drawn.integers(0, 8, (5, 15))
+    rows, others = ([(None,) * 4 + tuple(row) for row in part.tolist()] for part in (train, held_out))
+    wanted = [
+        np.mean([-math.log(chance(row[at], row[at - order : at], rows, 9)) for row in others for at in range(5, 19)])
+        for order in range(4)
+    ]
+    assert ngram_losses(train, held_out, 9, 4) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_ngram_model_learns_a_cycle():
+    rows = np.tile(np.arange(5), (20, 8))
+    losses = ngram_losses(rows, rows, 5, 2)
+    assert losses[0] == pytest.approx(math.log(5), abs=0.01) and losses[1] < 0.05

@@ -83,22 +83,16 @@ def test_sdce_yaml_with_mistake_names_place_and_nearest(text, message, tmp_path)
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "message"),
     [
-        ["--device", "tpu", "--mixed_precision", "fp16"],
-        ["--config", "config_tinyllama_tpuv4.yaml", "--mixed_precision", "fp16"],
+        ("--device tpu --mixed_precision fp16", r"A TPU has no fp16.*bf16"),
+        ("--config config_tinyllama_tpuv4.yaml --mixed_precision fp16", r"A TPU has no fp16.*bf16"),
+        ("--standard_training --loss_type kl", "Two losses"), ("--base_modell x", "base_modell"),
     ],
-)
-def test_sdce_fp16_on_tpu_is_refused_before_any_model_is_loaded(words, given):
-    with pytest.raises(SettingsError, match=r"A TPU has no fp16.*bf16"):
-        given(words)
-
-
-def test_sdce_two_losses_are_refused_and_unknown_flag_exits(given):
-    with pytest.raises(SettingsError, match="Two losses"):
-        given(["--standard_training", "--loss_type", "kl"])
-    with pytest.raises(CycloptsError, match="base_modell"):
-        given(["--base_modell", "x"])
+)  # fmt: skip
+def test_sdce_flags_that_cannot_be_are_refused_before_any_model_is_loaded(words, message, given):
+    with pytest.raises((SettingsError, CycloptsError), match=message):
+        given(words.split())
 
 
 def test_sdce_batch_arithmetic_counts_chips_not_cores():

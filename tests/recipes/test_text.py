@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -28,12 +29,6 @@ SOURCE = TextSource("texts", pieces_of_texts)
 def flat() -> np.ndarray:
     """Tokens of the texts, byte by byte, each text followed by the end."""
     return np.array([token for one in TEXTS for token in (*(TOKEN_OF[byte] for byte in one.encode()), BYTES.end)])
-
-
-def test_byte_tokenizer_has_one_token_for_each_byte_and_an_end():
-    assert len(BYTES.vocabulary) == 257 and BYTES.end == 256 and sorted(BYTES.vocabulary.values()) == list(range(257))
-    tokens = BYTES.encode(["naïve ☃\n\tx", ""])
-    assert len(tokens[0]) == len("naïve ☃\n\tx".encode()) and len(tokens[1]) == 0 and tokens[0].dtype == np.int32
 
 
 @pytest.mark.parametrize("at_once", [1, 64])
@@ -85,34 +80,22 @@ def test_pack_tokens_writes_rows_while_it_reads(tmp_path):
     assert np.array_equal(rows.ravel(), np.tile(flat(), 50)[: rows.size]) and seen[-1] > rows.nbytes / 2
 
 
-@pytest.mark.parametrize("kind", ["txt", "jsonl", "parquet"])
-def test_open_text_reads_the_named_file_alone_and_refuses_one_without_rows(kind, tmp_path):
-    for name, text in (("a[1]*", "its own"), ("a1x", "another's")):
-        path = tmp_path / f"{name}.{kind}"
-        if kind == "parquet":
-            pq.write_table(pa.table({"text": [text]}), path)
-        else:
-            path.write_text(text if kind == "txt" else json.dumps({"text": text}) + "\n")
-    found = list(open_text(str(tmp_path / f"a[1]*.{kind}")).pieces())
-    assert [text for text, _ in found if text] == ["its own"]
-    if kind == "jsonl":
-        path.write_text("")
-        with pytest.raises(SettingsError, match=r"cannot be read.*a1x"):
-            list(open_text(str(path)).pieces())
+WRITERS = {  # kind -> function that writes texts, one a row, into a file
+    "txt": lambda path, texts: path.write_text("".join(texts)),
+    "jsonl": lambda path, texts: path.write_text("".join(json.dumps({"text": one}) + "\n" for one in texts)),
+    "parquet": lambda path, texts: pq.write_table(pa.table({"text": texts, "other": range(len(texts))}), path),
+}
 
 
-def test_open_text_reads_parquet_and_lines_alike(tmp_path):
-    pq.write_table(pa.table({"text": TEXTS, "other": range(200)}), tmp_path / "a.parquet")
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": one}) + "\n" for one in TEXTS))
-    of_parquet, of_lines = (open_text(str(tmp_path / f"a.{kind}")) for kind in ("parquet", "jsonl"))
-    assert list(of_parquet.pieces()) == list(pieces_of_texts()) == list(of_lines.pieces())
-    assert of_parquet.fingerprint != of_lines.fingerprint
-    with pytest.raises(SettingsError, match=r"cannot be read.*a\.parquet.*the column body"):
-        list(open_text(str(tmp_path / "a.parquet"), column="body").pieces())
-    (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n{"body"\n')
-    with pytest.raises(SettingsError, match=r"cannot be read.*a\.jsonl"):
-        list(open_text(str(tmp_path / "a.jsonl")).pieces())
-    assert len(open_text(str(tmp_path)).fingerprint) == 16
+@pytest.mark.parametrize("kind", WRITERS)
+def test_open_text_reads_the_named_file_alone_row_by_row(kind, tmp_path):
+    path = tmp_path / f"a[1]*.{kind}"
+    WRITERS[kind](path, TEXTS)
+    WRITERS[kind](tmp_path / f"a1x.{kind}", ["another's"])
+    source = open_text(str(path))
+    found, whole = list(source.pieces()), [("".join(TEXTS), False), ("", True)]
+    assert found == (whole if kind == "txt" else list(pieces_of_texts()))
+    assert len({source.fingerprint, open_text(str(tmp_path)).fingerprint}) == 2
 
 
 def test_plain_text_is_one_document(tmp_path):
@@ -123,18 +106,32 @@ def test_plain_text_is_one_document(tmp_path):
     assert [ends for _, ends in found].index(True) == len(found) - 1
 
 
-def test_open_text_of_unknown_name_is_a_stream_of_the_hub(monkeypatch, tmp_path):
+def test_open_text_of_unknown_name_is_a_stream_of_the_hub(monkeypatch):
     asked = []
 
     def load(name, config, *, split, streaming):
         asked.append((name, config, split, streaming))
         return [{"text": one} for one in TEXTS]
 
-    monkeypatch.setattr(text_module, "datasets", type("M", (), {"load_dataset": load}))
+    monkeypatch.setattr(text_module, "datasets", SimpleNamespace(load_dataset=load))
     assert list(open_text("wikitext", "wikitext-2-raw-v1").pieces()) == list(pieces_of_texts())
     assert asked == [("wikitext", "wikitext-2-raw-v1", "train", True)]
-    monkeypatch.setattr(text_module, "datasets", type("M", (), {"load_dataset": lambda *given, **more: []}))
+    monkeypatch.setattr(text_module, "datasets", SimpleNamespace(load_dataset=lambda *given, **more: []))
     with pytest.raises(SettingsError, match=r"cannot be read.*no rows"):
         list(open_text("wikitext").pieces())
-    with pytest.raises(SettingsError, match="no such text"):
-        open_text(str(tmp_path / "none.txt"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.parquet", None, r"cannot be read.*a\.parquet.*the column body"),
+        ("a.jsonl", '{"body": "fine"}\n{"body"\n', r"cannot be read.*a\.jsonl"),
+        ("a.jsonl", "", r"cannot be read.*a\.jsonl"), ("none.txt", None, "no such text"),
+    ],
+)  # fmt: skip
+def test_text_without_rows_or_the_column_or_damaged_is_refused_by_its_name(name, content, message, tmp_path):
+    WRITERS["parquet"](tmp_path / "a.parquet", TEXTS)
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(SettingsError, match=message):
+        list(open_text(str(tmp_path / name), column="body").pieces())

@@ -38,7 +38,7 @@ def sdce_settings(tmp_path, monkeypatch):
     """Call it with values: small settings of a training in this test's folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
-    text = write_text(tmp_path / "text.txt")
+    text = write_text(tmp_path / "text.txt", 1500)
 
     def of(output: str = "out", **values) -> SdceSettings:
         return SdceSettings(**SMALL | {"dataset": str(text), "output_dir": str(tmp_path / output)} | values)

@@ -9,13 +9,13 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
 from ml_factory import cli, pipeline
-from ml_factory.storage.workspace import Workspace
 from tests.contract.test_environments import packages_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,17 +81,17 @@ def test_dockerfile_installs_locked_packages_of_extra_serve_by_hash_without_pyar
 
 
 @pytest.mark.soak
-def test_steps_of_service_image_build_environment_and_serve_with_healthy_answer(trained_with_graph, tmp_path):
+def test_steps_of_service_image_build_environment_and_serve_with_healthy_answer(prepared, tmp_path):
     """RUN, COPY and CMD with /opt, /app, /build and /home below a temporary folder; python is ours."""
-    port = _free_port()
+    settings = {"rounds": 20, "depth": 3, "min_leaf": 5.0, "threads": 1}
+    pipeline.train(prepared, "DEMO", 5, "xgboost", mirror="off", model_settings=settings)
+    given = pipeline.export(prepared, "DEMO", 5, "xgboost", formats=("bundle", "onnx")).paths["bundle"]
     places = {name: str(tmp_path / name.strip("/")) for name in ("/opt", "/app", "/build", "/home/service")}
-    environment = {
-        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
-        "HOME": str(tmp_path),
-        "ML_FACTORY_API_KEY": "k" * 32,
-    }
     for place in places.values():
         Path(place).mkdir(parents=True)
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    environment = {"PATH": path, "HOME": str(tmp_path), "ML_FACTORY_API_KEY": "k" * 32}
+    run = partial(subprocess.run, env=environment, cwd=tmp_path)
 
     def moved(text: str) -> str:
         for name, place in places.items():
@@ -99,47 +99,31 @@ def test_steps_of_service_image_build_environment_and_serve_with_healthy_answer(
         return text
 
     for word, rest in instructions():
+        words = shlex.split(moved(rest))
         if word == "COPY" and "--from" not in rest:
-            *given, target = shlex.split(moved(rest))
-            for source in given:
-                source = trained_with_graph if source == "${BUNDLE}" else ROOT / source
-                subprocess.run(["cp", "-r", source, target], check=True)
+            for source in words[:-1]:
+                run(["cp", "-r", given if source == "${BUNDLE}" else ROOT / source, words[-1]], check=True)
         elif word == "ENV":
-            environment |= dict(one.split("=", 1) for one in shlex.split(moved(rest)))
+            environment |= dict(one.split("=", 1) for one in words)
         elif word == "RUN" and "useradd" not in rest:
-            subprocess.run(["/bin/sh", "-c", moved(rest)], env=environment, cwd=tmp_path, check=True)
-    found = dict(last_stage())
-    environment["PORT"] = str(port)
-    check = [moved(one) for one in json.loads(found["HEALTHCHECK"].split("CMD ")[1])]
-    command = [moved(one) for one in json.loads(found["CMD"])]
-    process = subprocess.Popen(
-        command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    try:
-        until = time.monotonic() + 120
-        while subprocess.run(check, env=environment, capture_output=True, check=False).returncode:
-            assert process.poll() is None and time.monotonic() < until
-            time.sleep(0.5)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
-    finally:
-        process.kill()
-        printed = process.communicate()[0]
-    assert "serving DEMO" in printed
-    assert not (set(os.listdir(Path(places["/opt"], "venv", "bin"))) & {"pip", "pip3"})
-
-
-@pytest.fixture
-def trained_with_graph(prepared, tmp_path) -> Path:
-    """A bundle of a booster with its graph."""
-    settings = {"rounds": 20, "depth": 3, "min_leaf": 5.0, "threads": 1}
-    pipeline.train(Workspace(prepared.root), "DEMO", 5, "xgboost", mirror="off", model_settings=settings)
-    return pipeline.export(prepared, "DEMO", 5, "xgboost", formats=("bundle", "onnx"), out=tmp_path / "x").paths[
-        "bundle"
-    ]
-
-
-def _free_port() -> int:
+            run(["/bin/sh", "-c", moved(rest)], check=True)
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+        environment["PORT"] = str(found.getsockname()[1])
+    last = dict(last_stage())
+    check, command = (
+        [moved(one) for one in json.loads(text)] for text in (last["HEALTHCHECK"].split("CMD ")[1], last["CMD"])
+    )
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.Popen(command, env=environment, cwd=tmp_path, **options)
+    try:
+        healthy, until = False, time.monotonic() + 120
+        while not healthy and process.poll() is None and time.monotonic() < until:
+            time.sleep(0.5)
+            healthy = not run(check, capture_output=True).returncode
+        process.send_signal(signal.SIGTERM)
+        printed = process.communicate(timeout=60)[0]
+    finally:
+        process.kill()
+    assert healthy and process.returncode == 0 and "serving DEMO" in printed
+    assert not (set(os.listdir(Path(places["/opt"], "venv", "bin"))) & {"pip", "pip3"})

@@ -1,6 +1,7 @@
 """Feeds without a server: repeated bars, damaged files, full disks, restarts, another bundle."""
 
 import itertools
+import shutil
 
 import pandas as pd
 import pytest
@@ -8,19 +9,35 @@ import pytest
 from ml_factory import GuardedStream
 from ml_factory.errors import BarsError, CheckpointError, FileError
 from ml_factory.serving.feed import RECENT_BARS, Feed, ServedBundle, kept_bars, to_table
-from tests.serving.conftest import Files, columns_of
+from tests.serving.conftest import columns_of
 
 HISTORY = 6000
 
 
 @pytest.fixture(scope="module")
 def booster(made) -> ServedBundle:
-    return ServedBundle(made.load("DEMO", "xgboost"))
+    return ServedBundle(made.load("xgboost"))
 
 
 @pytest.fixture(scope="module")
 def linear(made) -> ServedBundle:
-    return ServedBundle(made.load("DEMO", "linear"))
+    return ServedBundle(made.load("linear"))
+
+
+@pytest.fixture(scope="module")
+def history(booster, made, tmp_path_factory):
+    """A feed's folder with its history, only read, and a stream that was given the same."""
+    folder, stream = tmp_path_factory.mktemp("history") / "feed", GuardedStream(booster.bundle)
+    push(Feed(folder, booster), made.bars.iloc[:HISTORY])
+    stream.push(made.bars.iloc[:HISTORY])
+    return folder, stream.get_state()
+
+
+@pytest.fixture
+def filled(history, booster, made, tmp_path) -> tuple[Feed, pd.DataFrame]:
+    """A feed in `tmp_path` with its history, and the bars after it."""
+    shutil.copytree(history[0], tmp_path, dirs_exist_ok=True)
+    return Feed(tmp_path, booster), made.bars.iloc[HISTORY:]
 
 
 def push(feed: Feed, bars: pd.DataFrame, now: pd.Timestamp | None = None) -> dict:
@@ -28,15 +45,8 @@ def push(feed: Feed, bars: pd.DataFrame, now: pd.Timestamp | None = None) -> dic
     return feed.push(feed.check(to_table(columns_of(bars))), now)
 
 
-def filled(folder, served: ServedBundle, made: Files) -> tuple[Feed, pd.DataFrame]:
-    """A feed with its history, and the bars after it."""
-    feed = Feed(folder, served)
-    push(feed, made.bars["DEMO"].iloc[:HISTORY])
-    return feed, made.bars["DEMO"].iloc[HISTORY:]
-
-
 def test_feed_tells_how_many_bars_it_lacks_until_it_answers(booster, made, tmp_path):
-    bars, feed = made.bars["DEMO"], Feed(tmp_path, booster)
+    bars, feed = made.bars, Feed(tmp_path, booster)
     lacking, answered, base = [], [], booster.bundle.spec.features.base_minutes
     for begin, end in itertools.pairwise([0, 50, 4500, *range(4550, HISTORY, 50)]):
         reply = push(feed, bars.iloc[begin:end])
@@ -48,9 +58,9 @@ def test_feed_tells_how_many_bars_it_lacks_until_it_answers(booster, made, tmp_p
     assert lacking[first - 1] <= 50 // base + 1
 
 
-def test_feed_answers_each_recent_bar_again_after_restart_in_messages_of_any_size(booster, made, tmp_path):
-    feed, bars = filled(tmp_path, booster, made)
-    whole, replies, place = push(Feed(tmp_path / "whole", booster), made.bars["DEMO"].iloc[: HISTORY + 1100]), [], 0
+def test_feed_answers_each_recent_bar_again_after_restart_in_messages_of_any_size(booster, made, filled, tmp_path):
+    feed, bars = filled
+    whole, replies, place = push(Feed(tmp_path / "whole", booster), made.bars.iloc[: HISTORY + 1100]), [], 0
     for size in (100, RECENT_BARS - 92, 1, 60, 1, 30):
         replies.append((place, place + size, push(feed, bars.iloc[place : place + size])["answers"]))
         place += size
@@ -74,8 +84,8 @@ def test_feed_answers_each_recent_bar_again_after_restart_in_messages_of_any_siz
             push(again, wrong)
 
 
-def test_feed_knows_bars_again_in_other_spellings(booster, made, tmp_path):
-    feed, bars = filled(tmp_path, booster, made)
+def test_feed_knows_bars_again_in_other_spellings(filled):
+    feed, bars = filled
     first = push(feed, bars.iloc[:20])
     epochs = bars.iloc[:20].assign(timestamp=[int(one.timestamp()) for one in bars["timestamp"].iloc[:20]])
     for table in (bars.iloc[:20].rename(columns={"timestamp": "time"}).astype({"time": str}), epochs):
@@ -83,10 +93,10 @@ def test_feed_knows_bars_again_in_other_spellings(booster, made, tmp_path):
         assert again["answers"] == first["answers"] and again["repeated"] == 20
 
 
-def test_feed_after_failed_write_or_refused_bar_continues_from_the_disk(booster, made, tmp_path, disk_full_beyond):
-    feed, bars = filled(tmp_path, booster, made)
+def test_feed_after_failed_write_or_refused_bar_continues_from_the_disk(booster, history, filled, disk_full_beyond):
+    feed, bars = filled
     reference = GuardedStream(booster.bundle)
-    reference.push(made.bars["DEMO"].iloc[:HISTORY])
+    reference.load_state(history[1])
     for place in range(12):
         one = bars.iloc[place : place + 1]
         if place % 5 == 0:
@@ -100,8 +110,10 @@ def test_feed_after_failed_write_or_refused_bar_continues_from_the_disk(booster,
         assert [one["p_long"] for one in got] == wanted["p_long"].tolist()
 
 
-def test_feed_with_another_bundle_continues_from_its_kept_bars_and_keeps_first_answers(booster, linear, made, tmp_path):
-    feed, bars = filled(tmp_path, booster, made)
+def test_feed_with_another_bundle_continues_from_its_kept_bars_and_keeps_first_answers(
+    booster, linear, made, filled, tmp_path
+):
+    feed, bars = filled
     first = push(feed, bars.iloc[:60])["answers"]
     again = Feed(tmp_path, linear)  # the process ended without a word
     reply = push(again, bars.iloc[:100])
@@ -109,7 +121,7 @@ def test_feed_with_another_bundle_continues_from_its_kept_bars_and_keeps_first_a
     own = {"symbol": "DEMO", "run_id": booster.run_id, "bundle": booster.id}
     assert reply["answers"][: len(first)] == [own | one for one in first]
     reference = GuardedStream(linear.bundle)
-    reference.push(made.bars["DEMO"].iloc[: HISTORY + 60])
+    reference.push(made.bars.iloc[: HISTORY + 60])
     wanted, rest = reference.push(bars.iloc[60:100])["p_long"], reply["answers"][len(first) :]
     assert [one["known_at"] for one in rest] == [moment.isoformat() for moment in wanted.index] and len(rest) > 3
     assert [one["p_long"] for one in rest] == pytest.approx(wanted.tolist(), abs=1e-12)
@@ -117,8 +129,8 @@ def test_feed_with_another_bundle_continues_from_its_kept_bars_and_keeps_first_a
     assert kept_bars(linear.bundle) > 5 * linear.bundle.description["warmup_bars"]
 
 
-def test_feed_keeps_outcomes_over_restarts_and_says_why_it_remembers_none(booster, made, tmp_path):
-    feed, bars = filled(tmp_path, booster, made)
+def test_feed_keeps_outcomes_over_restarts_and_says_why_it_remembers_none(booster, filled, tmp_path):
+    feed, bars = filled
     moments = [pd.Timestamp(one["known_at"]) for one in push(feed, bars.iloc[:40])["answers"]]
     for moment in moments[-5:]:
         assert feed.add_outcome(moment, -1) | {"reason": ""} == {
@@ -131,8 +143,7 @@ def test_feed_keeps_outcomes_over_restarts_and_says_why_it_remembers_none(booste
         assert not reply["remembered"] and reply["reason"].startswith("no answer of this moment waits for an outcome")
 
 
-def test_feed_with_damaged_state_names_its_file_and_begins_without_it(booster, made, tmp_path):
-    filled(tmp_path, booster, made)
+def test_feed_with_damaged_state_names_its_file_and_begins_without_it(booster, filled, tmp_path):
     (path,) = tmp_path.iterdir()
     content = path.read_bytes()
     for damaged in (content[:-10], b"", content.replace(b"ml_factory.feed/5", b"ml_factory.feed/9")):
@@ -143,8 +154,8 @@ def test_feed_with_damaged_state_names_its_file_and_begins_without_it(booster, m
     assert Feed(tmp_path, booster).status()["last_bar_end"] is None
 
 
-def test_feed_answers_stale_bars_again_as_they_were_answered_with_the_clock_of_then(booster, made, tmp_path):
-    feed, bars = filled(tmp_path, booster, made)
+def test_feed_answers_stale_bars_again_as_they_were_answered_with_the_clock_of_then(booster, filled, tmp_path):
+    feed, bars = filled
     late = bars["timestamp"].iloc[0] + pd.Timedelta(hours=3)
     stale = [push(feed, bars.iloc[number : number + 1], late) for number in range(6)]
     (answer,) = [one for reply in stale for one in reply["answers"]]

@@ -1,14 +1,17 @@
-"""The service as a whole: guard, outcomes, metrics, and what its OpenAPI page says."""
+"""Requests to the service: answers of the batch, feeds, limits, keys, and problems in place of failures."""
 
 import json
 import re
-import subprocess
-import sys
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from threading import Lock
 
 import hypothesis
+import pandas as pd
 import pytest
 import schemathesis
+from pydantic import ValidationError
 from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import (
@@ -16,56 +19,197 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-from starlette.testclient import TestClient
 
 from ml_factory import GuardSettings
-from ml_factory.errors import BarsError
+from ml_factory.errors import BarsError, SettingsError
+from ml_factory.evaluation.metrics import PROBABILITIES as P
+from ml_factory.serving.app import KEY_VARIABLE, _listen, check_service_address, parse_api_key
 from ml_factory.serving.feed import ServedBundle
-from tests.serving.conftest import ROOT, FeedClient, app_client, columns_of
+from ml_factory.serving.schemas import PredictRequest
+from tests.serving.conftest import app_client, columns_of, guide_message, push
 
 HISTORY = 8000
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-EXAMPLES = 12  # of each request and kind
+EXAMPLES = 8  # of each request and kind
+JSON = {"Content-Type": "application/json"}
 
 
-@pytest.fixture(scope="module")
-def client(made, tmp_path_factory) -> TestClient:
-    return app_client(made.bundles["DEMO", "xgboost"], tmp_path_factory.mktemp("feeds"), stale="refuse")
+def test_predict_of_raw_bars_in_both_forms_equals_batch_to_the_bit(client, made):
+    bundle = made.load("xgboost")
+    wanted = bundle.predict(made.bars, all_rows=True).tail(40)
+    rows = json.loads(made.bars.assign(timestamp=made.bars["timestamp"].astype(str)).to_json(orient="records"))
+    for bars in (columns_of(made.bars), rows):
+        got = client.post("/predict", json={"symbol": "DEMO", "bars": bars, "live": False, "last": 40}).json()
+        assert [[one[name] for name in P] for one in got["answers"]] == wanted[P].to_numpy().tolist()
+        assert [pd.Timestamp(one["known_at"]) for one in got["answers"]] == list(wanted.index)
+        assert [one["split"] for one in got["answers"]] == wanted["split"].tolist()
+        assert got["run_id"] == bundle.description["run_id"] and len(got["bundle"]) == 16
 
 
-def test_outcomes_info_and_metrics_show_what_a_feed_answered(client, made):
-    feed = FeedClient(client, "shown")
-    reply = feed.push("DEMO", made.bars["DEMO"].iloc[:HISTORY])
-    outcome = {"known_at": reply["answers"][-1]["known_at"], "label": 1}
-    assert feed.send("outcomes", **outcome)["remembered"]
-    assert not feed.send("outcomes", **outcome | {"known_at": "2020-01-01T00:00:00Z"})["remembered"]
-    assert feed.send("outcomes", **outcome | {"label": 2})["status"] == 422
-    assert FeedClient(client, "absent").send("outcomes", **outcome)["what"] == "This feed has no bars"
-    (shown,) = client.get("/info").json()["feeds"]
-    assert (shown["symbol"], shown["feed"], shown["outcomes"]) == ("DEMO", "shown", 1)
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({"bars": "B"}, "Several symbols are served [symbol]. got none, wanted one of DEMO, MES."),
+        ({"symbol": "NQ", "bars": "B"}, "guide: wrong symbol"),
+        ({"symbol": "MES", "bars": "-low"}, "guide: missing column"),
+        ({"symbol": "MES", "bars": "few"}, "Too few bars"),
+        ({"symbol": "MES", "bars": "again"}, "contradict another row"),
+        ({"symbol": "MES", "bars": {"open": [1], "close": [1, 2]}}, "All arrays must be of the same length"),
+        ({"symbol": "MES", "bars": [{"timestamp": "soon", "open": 1, "high": 1, "low": 1, "close": 1}]}, "timestamp"),
+        ({"symbol": "MES", "rows": {}, "bars": "B"}, "The request is not of the form that is read [body.rows]"),
+        ({"symbol": "MES"}, "wanted Field required"),
+        ({"symbol": "MES", "bars": {"close": [1] * 100_001}}, "at most 100000 items"),
+        ({"symbol": "MES", "bars": {"high": [1e308]}}, "wanted Input should be less than or equal to 300000"),
+        ({"symbol": "MES", "bars": {"high": [1, 1e308]}}, "[body.bars.high[1]"),
+        ({"symbol": "\ud800", "bars": "B"}, "wanted Input should be a valid string"),
+        ({"symbol": "MES", "bars": "B", "other": 1}, "The request is not of the form that is read [body.other]"),
+    ],
+)  # fmt: skip
+def test_predict_of_wrong_body_answers_422_with_message(client, made, body, named):
+    bars, one = made.bars, made.bars.tail(1)
+    again = pd.concat([bars, one.assign(close=one["low"], open=one["low"], high=one["low"])])
+    tables = {"B": bars, "-low": bars.drop(columns="low"), "few": bars.head(300), "again": again}
+    if isinstance(body.get("bars"), str):
+        body = body | {"bars": columns_of(tables[body["bars"]])}
+    answer = client.post("/predict", content=json.dumps(body), headers=JSON)
+    problem = answer.json()
+    assert (answer.status_code, problem["status"]) == (422, 422)
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert not re.search(r" --?[a-z]|python -m", problem["message"])  # advice for the client, not for its server
+    assert says(named, problem["message"]) and {"what", "where", "got", "wanted", "next_step"} < set(problem)
+
+
+def says(named: str, message: str) -> bool:
+    """Whether the message is that of a row of the guide, or holds this text."""
+    row = named.removeprefix("guide: ")
+    return named in message if row == named else guide_message(row).fullmatch(message) is not None
+
+
+@pytest.mark.parametrize(
+    "body", [{"bars": {"a": [[]] * 20_000}}, {"bars": [{"a": []}] * 20_000}, {"bars": {"close": []}}]
+)
+def test_predict_request_of_many_wrong_cells_collects_few_errors(body):
+    with pytest.raises(ValidationError) as caught:
+        PredictRequest.model_validate_json(json.dumps(body))
+    assert caught.value.error_count() < 50
+
+
+def test_requests_that_are_not_json_or_too_long_or_of_another_path_or_fail_answer_problems(client, monkeypatch):
+    for method, path, content, status in (
+        ("POST", "/predict", b'{"symbol"', 422), ("POST", "/predict", b"[" * 100_000, 422), ("GET", "/none", None, 404),
+        ("POST", "/predict", b'{"symbol": NaN, "bars": [{"open": 1e999}]}', 422), ("GET", "/predict", None, 405),
+        ("POST", "/predict", b'{"symbol": 1' + b"0" * 9000 + b"}", 422), ("POST", "/predict", b"\xff\xfe", 422),
+    ):  # fmt: skip
+        answer = client.request(method, path, content=content, headers=JSON)
+        assert answer.status_code in (status, 400) and answer.json()["what"], (path, content, answer.text)
+    cut = client.post("/predict", content=b'{"bars": [1,2', headers=JSON)
+    assert cut.status_code == 400 and cut.json()["message"].startswith("The body is not JSON [character 13")
+    undeclared = client.post("/predict", content=b"{}", headers={"Content-Type": "text/plain"})
+    assert undeclared.status_code == 422 and "Content-Type" in undeclared.json()["where"]
+    for long in (b" " * 9_000_000, (b" " * 0x200000 for _ in range(5))):  # the second in chunks, of no known length
+        assert client.post("/predict", content=long, headers=JSON).status_code == 413
+    monkeypatch.setattr(ServedBundle, "predict", lambda *_: 1 / 0)
+    failed = client.post("/predict", json={"symbol": "MES", "bars": [{"open": 1}]})
+    assert failed.status_code == 500 and failed.json()["next_step"] == "see its log" and "Zero" not in failed.text
+
+
+def test_service_with_key_and_names_refuses_requests_without_them_and_never_shows_the_key(made, tmp_path):
+    key, hosts = "a-very-secret-key-1234567", ("localhost", "127.0.0.1")
+    client = app_client(made.bundles["DEMO", "linear"], state=tmp_path, key=key, hosts=hosts)
+    for headers, status in (
+        ({}, 401), ({"X-API-Key": "wrong"}, 401), ({"X-API-Key": key + "\xe9"}, 401), ({"X-API-Key": key}, 200),
+        ({"X-API-Key": key, "Host": "evil.example:80"}, 400), ({"X-API-Key": key, "Host": "127.0.0.1:80"}, 200),
+    ):  # fmt: skip
+        given = {"Host": "localhost"} | {name: value.encode("latin-1") for name, value in headers.items()}
+        answer = client.get("/info", headers=given)
+        assert answer.status_code == status and key not in answer.text, headers
+    assert client.get("/health", headers={"Host": "localhost"}).status_code == 200
+
+
+def test_predict_in_four_threads_answers_each_as_alone_and_one_at_a_time(made, tmp_path, monkeypatch):
+    client, busy, alone = app_client(made.bundles["DEMO", "linear"], state=tmp_path), Lock(), ServedBundle.predict
+
+    def predict(*given):
+        assert busy.acquire(blocking=False)
+        try:
+            return alone(*given)
+        finally:
+            busy.release()
+
+    def answers(end: int) -> dict:
+        body = {"bars": columns_of(made.bars.iloc[:end]), "live": False, "last": 5}
+        return client.post("/predict", json=body).json().get("answers")
+
+    monkeypatch.setattr(ServedBundle, "predict", predict)
+    ends = [6000, 6050, 6100, 6150] * 2
+    wanted = [answers(end) for end in ends[:4]]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(answers, ends)) == wanted * 2
+    assert len({str(one) for one in wanted}) == 4
+
+
+def test_feed_that_several_clients_push_at_once_takes_each_bar_once_and_answers_as_the_batch(client, made):
+    bars, clients, answers = made.bars.iloc[: HISTORY + 30], 4, []
+    wanted = made.load("xgboost").predict(bars, all_rows=True)[P]
+    push(client, "shared", "DEMO", bars.iloc[:HISTORY])
+    with ThreadPoolExecutor(clients) as pool:
+        for place in range(HISTORY, len(bars)):
+            given = [bars.iloc[place : place + 1]] * clients
+            replies = list(pool.map(lambda one: push(client, "shared", "DEMO", one), given))
+            assert sorted(one["repeated"] for one in replies) == [0] + [1] * (clients - 1)
+            assert all(one["answers"] == replies[0]["answers"] for one in replies)
+            answers += replies[0]["answers"]
+    assert len(answers) > 4
+    assert all([one[name] for name in P] == wanted.loc[one["known_at"]].tolist() for one in answers)
+
+
+def test_feeds_of_other_names_and_symbols_are_separate_and_wrong_names_and_first_bars_make_none(client, made):
+    first, second = made.bars.iloc[:100], made.bars.iloc[100:101]
+    assert push(client, "left", "MES", first)["repeated"] == 0
+    assert push(client, "right", "MES", second)["lacking_bars"] > 100
+    assert push(client, "left", "MES", first)["repeated"] == 100
+    other = push(client, "left", "DEMO", first)
+    assert other["repeated"] == 0 and other["symbol"] == "DEMO" and other["run_id"].startswith("train-xgboost")
+    for name, bars in (("a b", first), ("a.b", first), ("x" * 41, first), ("wrong", first.assign(high=1.0))):
+        assert push(client, name, "MES", bars)["status"] == 422
+    assert {"left", "right"} <= {one["feed"] for one in client.get("/info").json()["feeds"]} - {"wrong"}
+
+
+def test_health_info_metrics_and_outcomes_show_bundles_and_what_a_feed_answered(client, made):
+    reply = push(client, "shown", "DEMO", made.bars.iloc[:HISTORY])
+    outcome = {"symbol": "DEMO", "known_at": reply["answers"][-1]["known_at"], "label": 1}
+
+    def remembered(name: str = "shown", **other: object) -> dict:
+        return client.post(f"/feeds/{name}/outcomes", json=outcome | other).json()
+
+    assert remembered()["remembered"] and not remembered(known_at="2020-01-01T00:00:00Z")["remembered"]
+    assert remembered(label=2)["status"] == 422 and remembered("absent")["what"] == "This feed has no bars"
+    health, info, metrics = (client.get(path) for path in ("/health", "/info", "/metrics"))
+    health, info, description = health.json(), info.json(), made.load("xgboost").description
+    assert health["status"] == "ok" and set(health["bundles"]) == {"DEMO", "MES"}
+    facts = info["bundles"]["DEMO"]
+    assert facts["bundle"] == health["bundles"]["DEMO"] and facts["run_id"] == description["run_id"]
+    assert facts["certificate"] == description["certificate"] and facts["versions"]["ml_factory"] == info["version"]
+    assert facts["guard"]["gap"] == "ok" and facts["feature_names"] == description["feature_names"]
+    assert "gain_best_low" in facts["metrics"][0]
+    (shown,) = (one for one in info["feeds"] if one["feed"] == "shown")
+    assert (shown["symbol"], shown["outcomes"]) == ("DEMO", 1)
     assert shown["last_bar_end"] == reply["next"] and shown["reference"].startswith("training")
-    metrics = client.get("/metrics")
     assert metrics.headers["content-type"].startswith("text/plain")
-    path = 'method="POST",path="/feeds/{name}/outcomes",status="200"'
-    assert f"ml_factory_requests_total{{{path}}} 2.0" in metrics.text
+    path = r'method="POST",path="/feeds/{name}/outcomes",status="200"'
+    assert re.search(rf"ml_factory_requests_total{{{re.escape(path)}}} [2-9]", metrics.text)
     assert re.search(r'ml_factory_answers_total\{guard="ok",symbol="DEMO"\} \d+', metrics.text)
     assert 'ml_factory_guard_alarm{check="stale",feed="shown",symbol="DEMO"} 0.0' in metrics.text
-    assert "/openapi.json" in client.get("/docs").text
 
 
-def test_guard_refuses_stale_bars_and_marks_history_as_without_clock(client, made):
-    bars = columns_of(made.bars["DEMO"])
-    stale = client.post("/predict", json={"bars": bars})
+def test_guard_refuses_stale_bars_and_only_where_it_refuses_the_newest_row(client, made, tmp_path):
+    path, bars = made.bundles["DEMO", "linear"], made.bars.iloc[:HISTORY]
+    (late,) = client.post("/predict", json={"symbol": "MES", "bars": columns_of(bars)}).json()["answers"]
+    assert guide_message("stale bar").search(late["reason"]) and late["p_long"] is None
+    client = app_client(path, state=tmp_path, gap="refuse", gap_minutes=30, stale="refuse")
+    stale = client.post("/predict", json={"bars": columns_of(bars)})
     assert stale.status_code == 422 and stale.json()["what"] == "The guard refuses these bars"
-    assert re.search(r"the newest bar ended at 2024-02-0\d \d\d:\d\d UTC, \d+ open minutes before", stale.text)
-    (answer,) = client.post("/predict", json={"bars": bars, "live": False}).json()["answers"]
-    assert answer["guard"] == "ok"
-    assert client.get("/info").json()["bundles"]["DEMO"]["guard"]["stale"] == "refuse"
-
-
-def test_guard_refuses_only_where_it_refuses_the_newest_row(made, tmp_path):
-    client = app_client(made.bundles["DEMO", "linear"], tmp_path, gap="refuse", gap_minutes=30)
-    bars = made.bars["DEMO"].iloc[:HISTORY]
+    assert re.search(r"the newest bar ended at 2024-01-\d\d \d\d:\d\d UTC, \d+ open minutes before", stale.text)
     body = {"bars": columns_of(bars.drop(bars.index[-180:-120])), "live": False, "last": 40}
     answers = client.post("/predict", json=body).json()["answers"]
     refused = [one for one in answers if one["guard"] == "refuse"]
@@ -76,7 +220,7 @@ def test_guard_refuses_only_where_it_refuses_the_newest_row(made, tmp_path):
 
 
 def test_start_shows_what_fails_at_the_example_and_not_what_the_guard_refuses(made, tmp_path, monkeypatch):
-    path, given = made.bundles["DEMO", "linear"], made.load("DEMO", "linear")
+    path, given = made.bundles["DEMO", "linear"], made.load("linear")
     guard = GuardSettings(**dict.fromkeys(("gap", "unit", "tick", "stuck", "range", "constant", "drift"), "refuse"))
     assert ServedBundle.load(path, guard).guard == guard
 
@@ -84,12 +228,12 @@ def test_start_shows_what_fails_at_the_example_and_not_what_the_guard_refuses(ma
         raise BarsError("Too few bars for a prediction")
 
     monkeypatch.setattr(ServedBundle, "predict", fail)
-    with pytest.raises(BarsError, match="Too few bars"):
+    with pytest.raises(BarsError, match="Too few bars"):  # so the first request compiles nothing
         ServedBundle.load(path)
     assert ServedBundle.load(replace(given, example={}).save(tmp_path / "b")).symbol == "DEMO"
 
 
-def test_openapi_page_has_the_schemas_of_problems_and_outcomes(client):
+def test_every_request_of_openapi_page_answers_as_it_describes(client):
     page = client.get("/openapi.json").json()
     outcome = page["paths"]["/feeds/{name}/outcomes"]["post"]["responses"]
     assert "#/components/schemas/OutcomeAnswer" in str(outcome["200"])
@@ -98,9 +242,7 @@ def test_openapi_page_has_the_schemas_of_problems_and_outcomes(client):
         assert schema == {"$ref": "#/components/schemas/Problem"}
     problem = client.post("/predict", json={}).json()
     assert set(page["components"]["schemas"]["Problem"]["properties"]) == set(problem)
-
-
-def test_every_request_of_openapi_page_answers_as_it_describes(client):
+    assert "/openapi.json" in client.get("/docs").text
     schema, names = schemathesis.openapi.from_asgi("/openapi.json", client.app), []
     for operation in (result.ok() for result in schema.get_all_operations()):
         names.append(f"{operation.method.upper()} {operation.path}")
@@ -115,9 +257,7 @@ def test_every_request_of_openapi_page_answers_as_it_describes(client):
 
 def check_operation(operation, mode: GenerationMode) -> None:
     """Send generated requests: every answer is one that the page describes, and none a failure of the server."""
-    quiet = [
-        hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.filter_too_much, hypothesis.HealthCheck.data_too_large,
-    ]  # fmt: skip
+    quiet = [getattr(hypothesis.HealthCheck, name) for name in ("too_slow", "filter_too_much", "data_too_large")]
 
     @hypothesis.settings(max_examples=EXAMPLES, deadline=None, database=None, derandomize=True,
                          suppress_health_check=quiet)  # fmt: skip
@@ -128,28 +268,46 @@ def check_operation(operation, mode: GenerationMode) -> None:
     run()
 
 
-# Predicts for the first time after loading; prints how many kernels that first prediction had to compile or read.
-FIRST_REQUEST = """
-import gc, json, sys
-import pandas
-from numba.core.dispatcher import Dispatcher
-from ml_factory.serving.feed import ServedBundle
-
-def kernels():
-    return {(one.py_func.__qualname__, str(types)) for one in gc.get_objects() if isinstance(one, Dispatcher)
-            for types in one.signatures}
-
-served = ServedBundle.load(sys.argv[1])
-loaded = kernels()
-served.predict(pandas.read_csv(sys.argv[2]).to_dict("list"), 1, None)
-print(json.dumps({"loaded": len(loaded), "more": sorted(kernels() - loaded)}))
-"""
+@pytest.mark.parametrize("text", ["two words", "two\nlines", "a\tb", "schl\u00fcssel", "a\x00b"])
+def test_api_key_that_no_header_holds_is_refused_in_one_line_without_showing_it(text):
+    assert [parse_api_key(given) for given in ("abc123\n", " abc123\r\n", "\n")] == ["abc123", "abc123", ""]
+    with pytest.raises(SettingsError, match=f"cannot be sent as a header.*{KEY_VARIABLE}") as caught:
+        parse_api_key(text)
+    assert "\n" not in str(caught.value) and text not in str(caught.value)
 
 
-def test_a_loaded_bundle_has_predicted_so_that_the_first_request_compiles_nothing(made, tmp_path):
-    made.bars["DEMO"].to_csv(tmp_path / "bars.csv", index=False)
-    command = [sys.executable, "-W", "error", "-c", FIRST_REQUEST, str(made.bundles["DEMO", "xgboost"])]
-    done = subprocess.run([*command, str(tmp_path / "bars.csv")], capture_output=True, text=True, cwd=ROOT, timeout=300)
-    assert done.returncode == 0 and done.stderr == "", done.stderr
-    found = json.loads(done.stdout)
-    assert found["loaded"] > 5 and found["more"] == []
+def test_service_address_beyond_this_machine_without_key_is_refused():
+    for host in ("127.0.0.1", "localhost", "::1", "[::1]", "127.1.2.3", "0:0:0:0:0:0:0:1"):
+        check_service_address(host, "", False)
+    check_service_address("0.0.0.0", "key", False)
+    check_service_address("0.0.0.0", "", True)
+    for host in ("0.0.0.0", "::", "10.0.0.1", "example.org", "127.999.0.1", "127.0.0.\u0661"):
+        with pytest.raises(SettingsError, match="ML_FACTORY_API_KEY"):
+            check_service_address(host, "", False)
+    with _listen("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP  # asyncio turns Nagle's delay off on such sockets alone
+
+
+def test_serve_that_cannot_start_exits_with_one_line(made, tmp_path, call):
+    good, made_by = made.bundles["DEMO", "linear"], "the file of a bundle. Next: python -m ml_factory export writes one"
+    (tmp_path / "cut.bundle").write_bytes(good.read_bytes()[:-1000])
+    (tmp_path / "text.bundle").write_text("no bundle")
+    (registered,) = (good.parents[1] / "workspace" / "models" / "DEMO").glob("model-linear-*/state.safetensors")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for words, code, named in (
+            ([registered], 1, "guide: wrong bundle"),
+            ([tmp_path / "cut.bundle"], 1, "guide: truncated bundle"),
+            ([tmp_path / "text.bundle"], 1, "This file is no bundle, or it is cut short"),
+            ([tmp_path / "cat.bundle"], 1, f"No such file [{tmp_path / 'cat.bundle'}]. wanted the file of a bundle"),
+            ([tmp_path / "none" / "a"], 1, f"No such file [{tmp_path / 'none' / 'a'}]. wanted {made_by}"),
+            ([tmp_path], 1, "Not a file"),
+            ([good, "--port", port], 1, "guide: port in use"),
+            ([good, "--host", "0.0.0.0"], 2, "Other machines reach this address, and there is no key [--host]"),
+            ([good, good], 2, "Two bundles of DEMO"),
+        ):
+            got, out, err = call("serve", *words, *([] if "--port" in words else ["--port", 0]))
+            (line,) = err.splitlines()
+            assert got == code and line.startswith("error: ") and says(named, line) and not out, (words, err)

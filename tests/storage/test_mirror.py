@@ -15,7 +15,7 @@ import pytest
 from ml_factory import CheckpointManager
 from ml_factory.errors import SettingsError, WorkspaceError
 from ml_factory.storage.files import LEDGER, REMOVALS, files
-from ml_factory.storage.mirror import Mirror, open_mirror, opened_mirror
+from ml_factory.storage.mirror import Mirror
 from ml_factory.storage.remote import Bucket, MountedFolder
 from tests.storage.gcs import gcs_bucket  # noqa: F401 - a fixture
 
@@ -39,9 +39,17 @@ def machines(drive):
     return drive[1:]
 
 
+def in_bucket(address: str, folder: Path) -> Mirror:
+    """A mirror whose bucket is asked by this process: a child would import the client first."""
+    mirror = Mirror(address, folder)
+    mirror.remote = Bucket(address)
+    mirror.remote.may_drop_files = False
+    return mirror
+
+
 @pytest.fixture
 def bucket(gcs_bucket, tmp_path):  # noqa: F811
-    return Mirror(gcs_bucket, tmp_path / "one"), Mirror(gcs_bucket, tmp_path / "two")
+    return in_bucket(gcs_bucket, tmp_path / "one"), in_bucket(gcs_bucket, tmp_path / "two")
 
 
 def refuse(*_):
@@ -51,10 +59,9 @@ def refuse(*_):
 # ---------------------------------------------------------------- what each remote does
 
 
-@pytest.mark.parametrize("remote", ["drive", "bucket"])
-def test_pushed_files_are_pulled_once_by_other_machine(remote, request):
-    one, two = request.getfixturevalue(remote)[-2:]
-    write(one, "models/MES/a/state.safetensors", bytes(range(256)) * 20_000)
+def test_pushed_files_are_pulled_once_by_other_machine(bucket):
+    one, two = bucket
+    write(one, "models/MES/a/state.safetensors", bytes(range(256)) * 3_000)
     write(one, "models/MES/a/artifact.json", b'{"hash": "x"}')
     write(one, "raw/MES_1m.parquet", b"bars")
     names = ("models/MES/a/state.safetensors", "raw/MES_1m.parquet", "models/MES/a/artifact.json")
@@ -88,6 +95,11 @@ def test_bucket_loses_what_was_removed_and_keeps_what_is_only_missing(bucket):
     one.push()
     (one.folder / "results/old/b.npy").unlink()  # removed long ago, and now only missing
     assert one.push().removed == () and two.pull().pulled == ("results/old/b.npy",)
+    absent = in_bucket("gs://absent/mine", one.folder.with_name("three"))
+    write(absent, "a.npy", b"1")
+    for step, where in ((absent.push, r"gs://absent/mine/a\.npy"), (absent.pull, "gs://absent/mine")):
+        with pytest.raises(WorkspaceError, match=rf"refused or did not answer \[{where}\]"):
+            step()
 
 
 def test_drive_keeps_what_is_missing_here_and_checkpoints_are_overwritten_in_place(drive, tmp_path):
@@ -140,8 +152,6 @@ def test_damaged_copy_is_refused_and_the_file_before_stays(remote, request, monk
             with pytest.raises(WorkspaceError, match="not what the workspace holds"):
                 one.push()
         else:
-            patch.setattr(two, "remote", Bucket(two.address))
-            two.remote.may_drop_files = False
             patch.setattr(two.remote._files, "get_file", lambda key, target: Path(target).write_bytes(b"good" * 50))
             with pytest.raises(WorkspaceError, match="not what the workspace holds"):
                 two.pull()
@@ -150,36 +160,24 @@ def test_damaged_copy_is_refused_and_the_file_before_stays(remote, request, monk
     assert two.pull().pulled == ("checkpoints/r/p.0.ckpt",)
 
 
-def test_bucket_names_outside_workspace_are_skipped(bucket, tmp_path, monkeypatch):
-    """GCS allows any name; the emulator does not, so its listing is patched to return what the real one might."""
-    one, two = bucket
+def test_names_outside_workspace_are_skipped(machines, tmp_path, monkeypatch):
+    """GCS allows any name."""
+    one, two = machines
     write(one, "kept.npy", b"1")
     one.push()
-    two.remote = Bucket(two.address)
-    two.remote.may_drop_files = False
-    found = two.remote._files.find(two.remote._prefix, detail=True)
-    facts = found[f"{two.remote._prefix}/kept.npy"]
+    found = two.remote.list_files("")
     names = ("../outside", "a/../../outside", "/etc/x", "results/.hidden", "a\\..\\..\\outside", "C:outside",
              "a/b\0c", "a//b", "./a", "a/..")  # fmt: skip
-    evil = {f"{two.remote._prefix}/{name}": facts for name in names}
-    monkeypatch.setattr(two.remote._files, "find", lambda prefix, detail: evil | found)
+    evil = dict.fromkeys(names, found["kept.npy"])
+    monkeypatch.setattr(two.remote, "list_files", lambda folder: evil | found, raising=False)
     assert two.pull().pulled == ("kept.npy",)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["drive", "one", "two"]
 
 
 @pytest.mark.parametrize("url", ["gs://", "s3://bucket/x", "gs:///x", "gs://bucket/../x"])
 def test_invalid_address_of_a_bucket_raises(url, tmp_path):
     with pytest.raises(SettingsError, match="not the address of a bucket"):
         Mirror(url, tmp_path)
-
-
-def test_absent_bucket_raises_with_address(bucket, tmp_path):
-    mirror = Mirror("gs://absent/mine", tmp_path / "three")
-    write(mirror, "a.npy", b"1")
-    with pytest.raises(WorkspaceError, match=r"refused or did not answer \[gs://absent/mine/a.npy\]"):
-        mirror.push()
-    with pytest.raises(WorkspaceError, match=r"refused or did not answer \[gs://absent/mine\]"):
-        mirror.pull()
 
 
 # ---------------------------------------------------------------- passes over any remote
@@ -237,11 +235,10 @@ def test_killed_push_leaves_no_manifest_with_missing_parts(machines, monkeypatch
     assert (two.folder / "set/part-2.npy").read_bytes() == bytes(1002)
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_pull_of_file_changed_in_transfer_gets_newest_content(bucket, monkeypatch, times):
+def test_pull_of_file_changed_in_transfer_gets_newest_content(machines, monkeypatch):
     """One machine writes while another pulls."""
-    one, two = bucket
-    beats = iter(range(times))
+    one, two = machines
+    beats = iter(range(2))
 
     def beat():
         if next(beats, None) is not None:
@@ -253,7 +250,7 @@ def test_pull_of_file_changed_in_transfer_gets_newest_content(bucket, monkeypatc
     get = two.remote.get
     monkeypatch.setattr(two.remote, "get", lambda *given: (beat(), get(*given)), raising=False)
     assert two.pull().pulled == ("results/a.json",)
-    assert (two.folder / "results/a.json").read_bytes() == b"beat" + b"." * times
+    assert (two.folder / "results/a.json").read_bytes() == b"beat.."
     assert two.pull().pulled == ()
 
 
@@ -268,7 +265,7 @@ def test_pull_does_not_write_through_symbolic_link(machines, tmp_path):
     assert os.listdir(tmp_path / "outside") == []
 
 
-@pytest.mark.parametrize("text", ["[]", '{"a.txt": 5, "../x": {"version": 1, "local": 2}}', "{", '{"a": NaN}'])
+@pytest.mark.parametrize("text", ["[]", '{"a.txt": 5, "../x": {"version": 1, "local": 2}}', "{"])
 def test_damaged_ledger_lets_all_files_be_compared_again(machines, text):
     one, two = machines
     write(one, "models/a.txt", b"a")
@@ -285,17 +282,6 @@ def test_removal_whose_note_was_torn_by_a_kill_stops_no_push(machines):
     (one.folder / REMOVALS).write_text('["models/a.t')
     write(one, "models/b.txt", b"b")
     assert one.push().pushed == ("models/b.txt",) and len(two.pull().pulled) == 2
-
-
-def test_opened_mirror_is_found_while_another_is_opened(drive, tmp_path):
-    class Opening(type(tmp_path)):
-        def is_relative_to(self, folder):
-            open_mirror(str(drive[0]), folder.with_name(f"{folder.name}-other"))  # as another thread may
-            return folder.name == "last"
-
-    for name in ("first", "last"):
-        opened = open_mirror(str(drive[0]), tmp_path / name)
-    assert opened_mirror(Opening(tmp_path)) is opened
 
 
 def test_push_skips_slot_overwritten_in_transfer(machines, monkeypatch):

@@ -3,7 +3,6 @@
 import math
 import pickle
 import struct
-from collections import OrderedDict
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from ml_factory.storage.serialization import (
     pack_state,
     read_state_file,
     serialize_state,
-    write_state_file,
 )
 
 
@@ -71,7 +69,7 @@ trees = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.dictionaries(st.text(max_size=3), trees, max_size=4))
 def test_encode_state_round_trip_is_exact_and_bytes_are_canonical(state):
     data = serialize_state(state)
@@ -106,23 +104,6 @@ def test_encode_state_round_trips_tensors_of_each_dtype_and_shape(dtype, shape):
     back = deserialize_state(serialize_state({"t": tensor}))["t"]
     assert same(tensor, back)
     back.zero_()
-
-
-def test_save_state_round_trips_torch_model_and_optimizer(tmp_path):
-    model = torch.nn.Linear(3, 2)
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.ones(1, 3)).sum().backward()
-    optimizer.step()
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "parameter": model.weight}
-    assert isinstance(state["model"], OrderedDict)
-    write_state_file(tmp_path / "s", state)
-    back = read_state_file(tmp_path / "s")
-    assert same(dict(state["model"]), back["model"])
-    assert same(state["optimizer"], back["optimizer"])
-    other = torch.optim.AdamW(torch.nn.Linear(3, 2).parameters())
-    other.load_state_dict(back["optimizer"])
-    assert torch.equal(other.state_dict()["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
-    assert not back["parameter"].requires_grad
 
 
 @pytest.mark.parametrize("view", [lambda t: t.T, lambda t: t[:, 1:], lambda t: t.conj(), lambda t: t.imag])
@@ -223,20 +204,6 @@ def test_decode_state_of_later_version_raises_with_version():
 # ---------------------------------------------------------------- the format, and what is never saved
 
 NAN, INF = float("nan"), float("inf")
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from("bBhHiIqQefd?"), st.lists(st.integers(0, 4), max_size=3)), max_size=6))
-def test_state_is_read_by_safetensors_library(kinds):
-    state = {str(i): np.arange(np.prod(shape, dtype=int)).astype(kind).reshape(shape)
-             for i, (kind, shape) in enumerate(kinds)}  # fmt: skip
-    read = load(serialize_state(state))
-    del read["tree"]
-    assert sorted(read) == sorted(f"[{name!r}]" for name in state)
-    for name, array in state.items():
-        observed = read[f"[{name!r}]"]
-        assert observed.dtype == array.dtype and observed.shape == array.shape
-        np.testing.assert_array_equal(observed, array)
 
 
 @pytest.mark.parametrize(("bad", "at"), [(NAN, 0), (INF, 131_071), (-INF, 131_072), (NAN, 299_999)])

@@ -3,12 +3,10 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ml_factory.errors import SettingsError, WorkspaceError
 from ml_factory.storage import workspace as module
-from ml_factory.storage.workspace import Workspace, check_symbol, nearest_legal_symbol
+from ml_factory.storage.workspace import Workspace, check_symbol
 
 
 def test_workspace_creates_documented_folders_and_paths(tmp_path):
@@ -48,11 +46,6 @@ def test_workspace_with_file_as_root_raises(tmp_path):
         Workspace(tmp_path / "file")
 
 
-@pytest.mark.parametrize("symbol", ["MES", "6E", "BTC-USDT", "BRK.B", "A_1", "X" * 32])
-def test_check_symbol_returns_legal_symbol(symbol):
-    assert check_symbol(symbol) == symbol
-
-
 @pytest.mark.parametrize(
     ("symbol", "proposal"),
     [
@@ -73,11 +66,3 @@ def test_check_symbol_of_illegal_symbol_raises_with_legal_proposal(symbol, propo
     with pytest.raises(SettingsError) as caught:
         check_symbol(symbol)
     assert proposal in caught.value.next_step
-
-
-@given(st.text(max_size=60))
-def test_legal_symbol_of_any_text_is_legal_folder_name(text):
-    proposal = nearest_legal_symbol(text)
-    if proposal:
-        assert check_symbol(proposal) == proposal
-        assert Path("/root", proposal).resolve().parent == Path("/root")

@@ -6,7 +6,7 @@ of answers; the last one repeats), memory.json and calls.jsonl.
 
 import json
 import os
-import shutil
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -75,117 +75,98 @@ def parse(words: list[str]) -> tuple[str, list[str], dict[str, str | None]]:
     return name, rest, found
 
 
-class Play:
-    """The scenario, and what happened so far."""
-
-    def __init__(self, folder: Path):
-        self.folder, self.path = folder, folder / "memory.json"
-        self.scenario = json.loads((folder / "scenario.json").read_text())
-        self.memory = json.loads(self.path.read_text()) if self.path.exists() else {}
-
-    def next(self, kind: str, usual: str) -> str:
-        """Return the next answer of a kind, and remember it."""
-        answers, number = self.scenario.get(kind, [usual]), self.memory.get(f"#{kind}", 0)
-        self.memory[f"#{kind}"] = number + 1
-        self.save()
-        return answers[min(number, len(answers) - 1)]
-
-    def save(self) -> None:
-        self.path.write_text(json.dumps(self.memory))
-
-    def has(self, kind: str, name: str) -> bool:
-        return name in self.memory.get(kind, [])
-
-    def add(self, kind: str, name: str) -> None:
-        self.memory[kind] = [*self.memory.get(kind, []), name]
-        self.save()
+def fail(kind: str) -> None:
+    code, text = ERRORS[kind]
+    print(text, file=sys.stderr)
+    sys.exit(code)
 
 
-def fail(answer: str) -> None:
-    if answer in ERRORS:
-        code, text = ERRORS[answer]
-        print(text, file=sys.stderr)
-        sys.exit(code)
+def answer(kind: str, usual: str) -> str:
+    """Return the scenario's next answer of a kind, or exit with its error."""
+    answers, number = SCENARIO.get(kind, [usual]), MEMORY.get(f"#{kind}", 0)
+    MEMORY[f"#{kind}"] = number + 1
+    found = answers[min(number, len(answers) - 1)]
+    if found in ERRORS:
+        fail(found)
+    return found
 
 
-def answer_machine(play: Play, name: str, rest: list[str], flags: dict[str, str | None]) -> None:
+def answer_machine(name: str, rest: list[str], flags: dict[str, str | None]) -> None:
     """Answer tpu-vm describe, scp and ssh; with HOMES in the scenario the worker's command really runs."""
     if name.endswith("describe"):
-        state = play.next("machine", "READY")
-        fail(state)
-        print(json.dumps({"state": state}))
+        print(json.dumps({"state": answer("machine", "READY")}))
         return
-    action = "copy" if name.endswith("scp") else (flags.get("--command") or "shell").split()[-1]
-    if " log " in (flags.get("--command") or ""):
-        action = "log"
-    if action == "state" and not (play.memory.get("unpacked") or play.scenario.get("homes")):
+    command = flags.get("--command") or "shell"
+    action = "copy" if name.endswith("scp") else "log" if " log " in command else command.split()[-1]
+    if action == "state" and not (MEMORY.get("unpacked") or SCENARIO.get("homes")):
         print("bash: ml_factory_tpu/worker.sh: No such file or directory", file=sys.stderr)
         sys.exit(127)
-    answer = play.next(action, {"state": "running", "log": "step 1\nstep 2"}.get(action, "ok"))
-    fail(answer)
-    if play.scenario.get("homes"):
-        homes = sorted((play.folder / "homes").iterdir())
+    found = answer(action, {"state": "running", "log": "step 1\nstep 2"}.get(action, "ok"))
+    if SCENARIO.get("homes"):
+        homes = sorted((FOLDER / "homes").iterdir())
         for home in homes if flags["--worker"] == "all" else [homes[int(flags["--worker"] or 0)]]:
-            if action == "copy":
-                for source in rest[:-1]:
-                    shutil.copy(source, home)
-                continue
-            done = subprocess.run(["bash", "-c", flags["--command"]], env={**os.environ, "HOME": str(home)}, cwd=home)
+            command = f"cp {shlex.join(rest[:-1])} ." if action == "copy" else command
+            environment = {**os.environ, "HOME": str(home)}
+            done = subprocess.run(["bash", "-c", command], env=environment, cwd=home, capture_output=True, text=True)
+            print(done.stdout, end="")
+            print(done.stderr, end="", file=sys.stderr)
             if done.returncode:
                 sys.exit(done.returncode)
     elif action == "unpack":
-        play.memory["unpacked"] = True
-        play.save()
+        MEMORY["unpacked"] = True
     elif action == "state":
-        answers = answer.split(",")
+        answers = found.split(",")
         for one in answers * 4 if len(answers) == 1 else answers:  # a v4-32 has four workers
             print(f"ML_FACTORY_WORKER {one}")
     elif action == "log":
-        first = (flags["--command"] or "").split()[-1]
-        lines = answer.splitlines()[int(first) - 1 if first.startswith("+") else 0 :]
+        first = command.split()[-1]
+        lines = found.splitlines()[int(first) - 1 if first.startswith("+") else 0 :]
         print("".join(f"{line}\n" for line in lines), end="")
 
 
-def answer_request(play: Play, name: str, rest: list[str]) -> None:
+def answer_request(name: str, rest: list[str]) -> None:
     """Answer queued-resources create, describe and delete."""
     if name.endswith("create"):
-        fail(play.next("create", "ok"))
-        if play.memory.get("request"):
+        answer("create", "ok")
+        if MEMORY.get("request"):
             print("ERROR: ALREADY_EXISTS", file=sys.stderr)
             sys.exit(1)
-        play.memory |= {"request": rest[0], "unpacked": False}
-    elif play.memory.get("request") != rest[0]:
+        MEMORY.update(request=rest[0], unpacked=False)
+    elif MEMORY.get("request") != rest[0]:
         fail("missing")
     elif name.endswith("delete"):
-        fail(play.next("delete", "ok"))
-        play.memory["request"] = None
+        answer("delete", "ok")
+        MEMORY["request"] = None
     else:
-        state, _, reason = play.next("request", "ACTIVE").partition(": ")
-        fail(state)
-        answer = json.dumps({"state": {"state": state, "failedData": {"error": {"code": 8, "message": reason}}}})
-        print(state if state in ("not json", "[1]") else answer)
-    play.save()
+        found = answer("request", "ACTIVE")
+        state, _, reason = found.partition(": ")
+        described = {"state": {"state": state, "failedData": {"error": {"code": 8, "message": reason}}}}
+        print(found if found in ("not json", "[1]") else json.dumps(described))
 
 
-def main() -> None:
-    play = Play(Path(os.environ["STAND_IN"]))
-    content = "" if sys.stdin.isatty() else sys.stdin.read()
-    with (play.folder / "calls.jsonl").open("a") as log:
-        log.write(json.dumps({"words": sys.argv[1:], "stdin": content}) + "\n")
-    name, rest, flags = parse(sys.argv[1:])
-    if name.startswith(QUEUE):
-        answer_request(play, name, rest)
-    elif name.startswith(MACHINE):
-        answer_machine(play, name, rest, flags)
-    elif name.endswith("describe"):
+def run(folder: Path, words: list[str], content: str) -> None:
+    """Answer one command; the exit code is that of SystemExit."""
+    global FOLDER, SCENARIO, MEMORY
+    FOLDER, SCENARIO, remembered = folder, json.loads((folder / "scenario.json").read_text()), folder / "memory.json"
+    MEMORY = json.loads(remembered.read_text()) if remembered.exists() else {}
+    with (FOLDER / "calls.jsonl").open("a") as log:
+        log.write(json.dumps({"words": words, "stdin": content}) + "\n")
+    try:
+        name, rest, flags = parse(words)
         kind = name.split()[-2]
-        fail(play.next(kind, "there" if play.has(kind, rest[0]) else "missing"))
-        print("{}")
-    elif name.endswith("create"):
-        fail(play.next(f"create {name.split()[-2]}", "ok"))
-        play.add(name.split()[-2], rest[0])
-    else:
-        fail(play.next(name, "ok"))
+        if name.startswith(QUEUE):
+            answer_request(name, rest)
+        elif name.startswith(MACHINE):
+            answer_machine(name, rest, flags)
+        elif name.endswith("describe"):
+            answer(kind, "there" if rest[0] in MEMORY.get(kind, []) else "missing")
+            print("{}")
+        else:
+            answer(name, "ok")
+            MEMORY.setdefault(kind, []).append(rest[0])
+    finally:
+        remembered.write_text(json.dumps(MEMORY))
 
 
-main()
+if __name__ == "__main__":
+    run(Path(os.environ["STAND_IN"]), sys.argv[1:], "" if sys.stdin.isatty() else sys.stdin.read())

@@ -1,82 +1,77 @@
 """Life of a slice against the stand-in for gcloud: every scenario ends in one clear phase or error."""
 
+import subprocess
+
 import pytest
 
+from ml_factory.tpu import gcloud
 from ml_factory.tpu.gcloud import GcloudError
 
 W, A = "WAITING_FOR_RESOURCES", "ACTIVE"
-# name -> (verb, answers, phase at the end or "", kind of the error or "", requests for the slice)
+FAILED, LOST = "FAILED: no capacity in this zone", ["SUSPENDED"]
+# name -> (answers, verbs, each by a command of its own; phase or kind of the error that each ends with; requests)
 QUICK = {
-    "setup_waiting_then_active": ("setup", {"request": [W, "PROVISIONING", A]}, "RUNNING", "", 1),
-    "setup_quota_refused": ("setup", {"create": ["quota"]}, "", "quota", 0),
-    "setup_request_fails": ("setup", {"request": [W, "FAILED: no capacity in this zone"]}, "REQUEST_FAILED", "", 1),
-    "setup_suspended_asks_again": ("setup", {"request": [W, "SUSPENDED", W, A]}, "RUNNING", "", 2),
-    "setup_machines_preempted": ("setup", {"machine": ["PREEMPTED", "READY"]}, "RUNNING", "", 2),
-    "setup_ssh_timeout_once": ("setup", {"install": ["timeout", "ok"]}, "RUNNING", "", 1),
-    "setup_ssh_timeout_always": ("setup", {"unpack": ["timeout"]}, "", "connection", 1),
-    "setup_install_fails": ("setup", {"install": ["pip"]}, "", "other", 1),
-    "setup_answer_no_json": ("setup", {"request": ["not json"]}, "", "other", 1),
-    "setup_answer_no_object": ("setup", {"request": ["[1]"]}, "", "other", 1),
-    "monitor_preempted_then_finished": (
-        "monitor", {"machine": ["READY", "PREEMPTED", "PREEMPTED", "READY"], "state": ["running", "ended 0"]},
-        "FINISHED", "", 2),
-    "monitor_training_fails": ("monitor", {"state": ["running", "ended 0,ended 1"]}, "TRAINING_FAILED", "", 1),
+    "waiting_then_active": ({"request": [W, "PROVISIONING", A]}, "setup", "RUNNING", 1),
+    "closed_terminal": ({"request": [W, W, A]}, "begin resume", "WAITING RUNNING", 1),
+    "quota_refused": ({"create": ["quota"]}, "setup", "quota", 0),
+    "request_fails": ({"request": [W, FAILED]}, "setup", "REQUEST_FAILED", 1),
+    "request_fails_once": ({"request": [FAILED, FAILED, A]}, "setup resume", "REQUEST_FAILED RUNNING", 2),
+    "request_goes_on_failing": ({"request": [FAILED]}, "setup resume", "REQUEST_FAILED REQUEST_FAILED", 2),
+    "suspended_then_fails": (
+        {"request": [*LOST * 2, FAILED], "most": "1"}, "setup resume", "PREEMPTED REQUEST_FAILED", 2),
+    "suspended_asks_again": ({"request": [W, *LOST, W, A]}, "setup", "RUNNING", 2),
+    "machines_preempted": ({"machine": ["PREEMPTED", "READY"]}, "setup", "RUNNING", 2),
+    "ssh_timeout_once": ({"install": ["timeout", "ok"]}, "setup", "RUNNING", 1),
+    "ssh_timeout_always": ({"unpack": ["timeout"]}, "setup", "connection", 1),
+    "install_fails": ({"install": ["pip"]}, "setup", "other", 1),
+    "answer_no_json": ({"request": ["not json"]}, "setup", "other", 1),
+    "answer_no_object": ({"request": ["[1]"]}, "setup", "other", 1),
+    "preempted_in_training": (
+        {"machine": ["READY", "PREEMPTED", "PREEMPTED", "READY"], "state": ["running", "ended 0"]}, "setup watch",
+        "RUNNING FINISHED", 2),
+    "training_fails": ({"state": ["running", "ended 0,ended 1"]}, "setup watch", "RUNNING TRAINING_FAILED", 1),
+    "three_workers_answer": (
+        {"state": ["ended 0,ended 0,ended 0", "ended 0"]}, "setup look look", "RUNNING UNREACHABLE FINISHED", 1),
 }  # fmt: skip
 SOAK = {
-    "setup_forbidden": ("setup", {"services enable": ["forbidden"]}, "", "permission", 0),
-    "setup_bucket_of_others": ("setup", {"buckets": ["forbidden"]}, "", "permission", 0),
-    "setup_warning_of_quota_project": ("setup", {"buckets": ["warned"]}, "RUNNING", "", 1),
-    "setup_bucket_is_there": ("setup", {"buckets": ["there"]}, "RUNNING", "", 1),
-    "setup_always_preempted": ("setup", {"request": ["SUSPENDED"]}, "PREEMPTED", "", 4),
-    "setup_suspending": ("setup", {"request": ["SUSPENDING", A]}, "RUNNING", "", 2),
-    "setup_machines_terminated": ("setup", {"machine": ["TERMINATED", "READY"]}, "RUNNING", "", 2),
-    "setup_machines_missing": ("setup", {"machine": ["missing", "READY"]}, "RUNNING", "", 2),
-    "setup_unknown_state": ("setup", {"request": ["NEVER_HEARD_OF"]}, "", "other", 1),
-    "setup_copy_timeout_twice": ("setup", {"copy": ["timeout", "timeout", "ok"]}, "RUNNING", "", 1),
-    "setup_delete_refused": ("setup", {"request": ["SUSPENDED"], "delete": ["forbidden"]}, "", "permission", 1),
-    "monitor_worker_dies": ("monitor", {"state": ["running", "running,died"]}, "TRAINING_FAILED", "", 1),
-    "monitor_unreachable": ("monitor", {"state": ["running", "timeout"]}, "", "connection", 1),
-    "monitor_preempted_then_quota": (
-        "monitor", {"machine": ["READY", "PREEMPTED"], "create": ["ok", "quota"]}, "", "quota", 1),
+    "forbidden": ({"services enable": ["forbidden"]}, "setup", "permission", 0),
+    "bucket_of_others": ({"buckets": ["forbidden"]}, "setup", "permission", 0),
+    "warning_of_quota_project": ({"buckets": ["warned"]}, "setup", "RUNNING", 1),
+    "bucket_is_there": ({"buckets": ["there"]}, "setup", "RUNNING", 1),
+    "always_preempted": ({"request": LOST}, "setup", "PREEMPTED", 4),
+    "suspending": ({"request": ["SUSPENDING", A]}, "setup", "RUNNING", 2),
+    "machines_terminated": ({"machine": ["TERMINATED", "READY"]}, "setup", "RUNNING", 2),
+    "machines_missing": ({"machine": ["missing", "READY"]}, "setup", "RUNNING", 2),
+    "unknown_state": ({"request": ["NEVER_HEARD_OF"]}, "setup", "other", 1),
+    "copy_timeout_twice": ({"copy": ["timeout", "timeout", "ok"]}, "setup", "RUNNING", 1),
+    "delete_refused": ({"request": LOST, "delete": ["forbidden"]}, "setup", "permission", 1),
+    "worker_dies": ({"state": ["running", "running,died"]}, "setup watch", "RUNNING TRAINING_FAILED", 1),
+    "unreachable": ({"state": ["running", "timeout"]}, "setup watch", "RUNNING connection", 1),
+    "preempted_then_quota": (
+        {"machine": ["READY", "PREEMPTED"], "create": ["ok", "quota"]}, "setup watch", "RUNNING quota", 1),
 }  # fmt: skip
 
 
-def run_scenario(play, verb, answers, phase, kind, requests):
-    one = play(answers, REQUESTS="4")
-    slices, found, end = [one.open(), one.open()], "", ""
-    try:
-        end = slices[0].setup().phase
-        if verb == "monitor":
-            end = ""
-            end = slices[1].watch().phase
-    except GcloudError as error:
-        found = error.kind
-        assert "Next:" in str(error) and "\n" not in str(error) and "grammar" not in str(error)
-    assert (end, found, sum(slice_.requests for slice_ in slices)) == (phase, kind, requests)
-    assert not one.count("buckets delete") and not one.count("storage rm")
-    return one
-
-
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.soak) for name in SOAK)])
 def test_slice_scenario_ends_in_clear_phase(play, name):
-    run_scenario(play, *QUICK[name])
+    answers, verbs, wanted, requests = (QUICK | SOAK)[name]
+    one, found, made = play(answers, REQUESTS=answers.get("most", "4")), [], 0
+    for verb in verbs.split():
+        slice_ = one.open()  # another process: everything it knows is in the cloud
+        try:
+            state = slice_.setup(wait=False) if verb == "begin" else getattr(slice_, verb)()
+            found.append(state.phase)
+            assert "FAILED" not in state.phase or state.detail
+        except GcloudError as error:
+            found.append(error.kind)
+            assert "Next:" in str(error) and "\n" not in str(error) and "grammar" not in str(error)
+        made += slice_.requests
+    assert (found, made) == (wanted.split(), requests)
+    assert not one.count("buckets delete") and not one.count("storage rm") and one.count("buckets create") <= 1
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("name", SOAK)
-def test_slice_rare_scenario_ends_in_clear_phase(play, name):
-    run_scenario(play, *SOAK[name])
-
-
-def test_resume_after_closed_terminal_requests_nothing_twice(play):
-    one = play({"request": ["WAITING_FOR_RESOURCES", "WAITING_FOR_RESOURCES", "ACTIVE"]})
-    assert one.open().setup(wait=False).phase == "WAITING"
-    state = one.open().resume()  # another process: everything it knows is in the cloud
-    assert (state.phase, one.count("queued-resources create")) == ("RUNNING", 1)
-    assert one.count("buckets create") == 1
-
-
-def test_setup_gives_key_only_on_standard_input_and_keeps_it_out_of_files(play):
+def test_setup_gives_key_only_on_standard_input_and_keeps_it_out_of_files(play, monkeypatch):
+    monkeypatch.setattr(gcloud, "subprocess", subprocess)  # a process of its own for each call
     key = "0123456789abcdef0123"
     one = play({}, WANDB_API_KEY=key)
     one.open().setup()
@@ -109,11 +104,13 @@ def test_cleanup_deletes_slice_and_keeps_bucket(play):
     assert one.count("queued-resources delete my-tpu-qr --force") == 1 and not one.count("storage rm")
 
 
-def test_gcloud_that_never_answers_ends_at_deadline(play):
+def test_gcloud_that_never_answers_ends_at_deadline(play, monkeypatch):
     one = play({})
+    monkeypatch.setattr(gcloud, "subprocess", subprocess)
     (one.folder / "bin" / "gcloud").write_text("#!/bin/sh\nexec sleep 60\n")
+    monkeypatch.setattr(gcloud, "SECONDS", 0.3)
     with pytest.raises(GcloudError, match="timed out"):
-        one.open(seconds=0.3).setup()
+        one.open().setup()
 
 
 @pytest.mark.parametrize(
@@ -130,37 +127,8 @@ def test_kind_of_failure_is_read_from_error_and_whole_numbers(message, kind):
     assert GcloudError(("compute",), message).kind == kind
 
 
-def test_resume_looks_at_training_that_was_running_and_stops_all_workers_before_it_starts_again(play):
+def test_resume_stops_all_workers_of_a_training_that_has_a_dead_one_before_it_starts_again(play):
     one = play({"state": ["running,died,running,running", "running"]})
-    assert one.open().setup().phase == "RUNNING"
-    assert one.open().resume().phase == "RUNNING"  # one of the workers had died since
+    assert (one.open().setup().phase, one.open().resume().phase) == ("RUNNING", "RUNNING")
     actions = [call["words"][-4].split()[-1] for call in one.calls() if "ssh" in call["words"]]
     assert actions == ["state", "unpack", "install", "start", "state", "stop", "unpack", "install", "start"]
-
-
-def test_training_is_finished_only_when_every_worker_says_so(play):
-    one = play({"state": ["ended 0,ended 0,ended 0", "ended 0"]})
-    one.open().setup()
-    state = one.open().look()
-    assert (state.phase, state.detail) == ("UNREACHABLE", "3 of 4 workers answered")
-    assert one.open().look().phase == "FINISHED"
-
-
-def test_resume_requests_again_after_a_request_that_failed(play):
-    one = play({"request": ["FAILED: no capacity", "FAILED: no capacity", "ACTIVE"]})
-    assert one.open().setup().phase == "REQUEST_FAILED"
-    assert one.open().resume().phase == "RUNNING"
-    assert one.count("queued-resources delete") == 1 and one.count("queued-resources create") == 2
-
-
-def test_resume_requests_once_again_where_requests_go_on_failing(play):
-    one = play({"request": ["FAILED: no capacity"]})
-    assert one.open().setup().phase == one.open().resume().phase == "REQUEST_FAILED"
-    assert one.count("queued-resources create") == 2
-
-
-def test_resume_that_used_its_requests_returns_the_reason_of_the_last_failure(play):
-    one = play({"request": ["SUSPENDED", "SUSPENDED", "FAILED: no capacity"]}, REQUESTS="1")
-    assert one.open().setup().phase == "PREEMPTED"
-    state = one.open().resume()
-    assert state.phase == "REQUEST_FAILED" and "no capacity" in state.detail

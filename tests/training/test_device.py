@@ -56,13 +56,6 @@ def test_pick_prediction_device_that_is_absent_is_what_auto_picks(gpu):
         assert pick_prediction_device(TrainSpec(device=kind, threads=1, precision="fp32")) == Device("cpu", 1)
 
 
-def test_device_autocast_uses_precision_dtype():
-    layer, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
-    for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-        with Device("cpu", 1, precision).autocast():
-            assert layer(x).dtype is dtype
-
-
 def test_device_out_of_memory_recognises_memory_errors_only():
     device = Device("cpu", 1)
     texts = "CUDA out of memory", "DefaultCPUAllocator: can't allocate memory: 8 bytes", "RESOURCE_EXHAUSTED: Ran out"
@@ -80,16 +73,6 @@ def test_pinned_restores_threads_and_rng_state_after_error():
         raise ZeroDivisionError
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_seed_step_same_seed_repeats_random_numbers():
-    device = Device("cpu", 1)
-    drawn = []
-    with deterministic_device(device):
-        for seed in (1, 1, 2):
-            device.seed_step(seed)
-            drawn.append(torch.rand(3).tolist())
-    assert drawn[0] == drawn[1] != drawn[2]
 
 
 def test_device_facts_are_plain_values_and_differ_by_threads_and_instructions(monkeypatch):

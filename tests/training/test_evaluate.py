@@ -48,12 +48,3 @@ def test_mean_loss_and_outputs_are_float32_under_any_precision():
         found.append((mean, evaluate_network_outputs(network, BatchLoader(device, [X]), device, 4), step))
     assert found[0][0] == found[1][0] and torch.equal(found[0][1], found[1][1])
     assert not torch.equal(found[0][2], found[1][2].float())
-
-
-def test_mean_loss_and_outputs_of_rows_gathered_on_the_host_are_the_same():
-    device, network, feeds = Device("cpu", 1), nn.Linear(2, 1), []
-    for resident in (True, False):
-        feed = BatchLoader(device, [X, Y, np.abs(W)], resident=resident)
-        outputs = evaluate_network_outputs(network, feed, device, 4)
-        feeds.append((evaluate_mean_loss(network, feed, loss, device, 4), outputs))
-    assert feeds[0][0] == feeds[1][0] and torch.equal(feeds[0][1], feeds[1][1])

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from ml_factory.models.base import log_flat_training_loss
 from ml_factory.models.registry import build_model
 
 RNG = np.random.default_rng(8)
@@ -27,9 +26,3 @@ def test_network_fit_with_flat_loss_logs_learning_rate_hint_once(caplog, rate, l
 def test_booster_fit_with_flat_loss_logs_learning_rate_hint(caplog, rate, lines):
     build_model("xgboost", learning_rate=rate, num_epochs=4, threads=1, min_leaf=1.0).fit(X[:, 0], Y)
     assert len(printed(caplog, FLAT)) == lines
-
-
-def test_hint_when_flat_loss_that_moved_or_short_history_logs_nothing(caplog):
-    log_flat_training_loss([{"train_loss": loss} for loss in (1.0, 0.99, 1.0)], 0.1)
-    log_flat_training_loss([{"train_loss": loss} for loss in (1.0, 1.0)], 0.1)
-    assert not printed(caplog, FLAT)

@@ -29,11 +29,3 @@ def test_loss_scale_stops_at_least_scale_and_reports_exhausted():
         assert bool(scale.is_at_minimum()) is (float(scale.scale) == LEAST_SCALE)
         scale.adapt(torch.tensor(False))
     assert float(scale.scale) == LEAST_SCALE and scale.is_at_minimum()
-
-
-def test_loss_scale_load_of_state_restores_scale_and_count():
-    one, other = LossScaler(here), LossScaler(here)
-    for ok in (False, True, True):
-        one.adapt(torch.tensor(ok))
-    other.load(one.state(), here)
-    assert other.state() == one.state() and int(other.good) == 2

@@ -2,7 +2,8 @@ import torch
 
 from ml_factory.models.transformer import PatchTST
 from ml_factory.training.device import Device
-from ml_factory.training.state import recompute_blocks
+from ml_factory.training.spec import TrainSpec
+from ml_factory.training.state import TrainingState, recompute_blocks
 
 CPU = Device("cpu", 1)
 
@@ -28,8 +29,12 @@ def test_recompute_blocks_gives_same_values_with_less_memory():
     assert spared[2] < plain[2] / 3
 
 
-def test_recompute_blocks_of_network_without_blocks_returns_0():
-    assert recompute_blocks(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()), CPU) == 0
+def test_training_state_with_recompute_recomputes_blocks_or_warns(caplog):
+    network, spec = PatchTST(4, 32, 3, PatchTST.Spec()), TrainSpec(recompute=True)
+    TrainingState(network, 64, spec, CPU, {"model": "mine"})
+    assert all("forward" in vars(block) for block in network.encoder) and not caplog.messages
+    TrainingState(torch.nn.Linear(2, 2), 64, spec, CPU, {"model": "mine"})
+    assert caplog.messages == ["recompute changes nothing: mine has no stack of blocks"]
 
 
 class _Scaled(torch.nn.Module):

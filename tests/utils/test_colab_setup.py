@@ -2,7 +2,6 @@
 
 import math
 import os
-import queue
 import subprocess
 import sys
 import threading
@@ -12,7 +11,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from jupyter_client.manager import start_new_kernel
+from ipykernel.kernelbase import Kernel
 
 from ml_factory import CheckpointManager
 from ml_factory.checkpoints import compute_session
@@ -252,52 +251,33 @@ def test_key_as_wandb_argument_is_refused_and_not_repeated(tmp_path):
         setup(tmp_path, wandb="ofline")
 
 
-def test_wandb_key_is_requested_once_a_workspace_where_the_user_can_answer(tmp_path, monkeypatch):
-    """By a real kernel whose home folder is empty, of a front end that can and of one that cannot answer."""
-    kept = {name: text for name, text in os.environ.items() if not name.startswith(("WANDB_", "ML_FACTORY_"))}
-    monkeypatch.setenv("HOME", str(tmp_path))
-    environment = {**kept, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    manager, client = start_new_kernel(kernel_name="python3", env=environment, cwd=str(tmp_path))
+def test_wandb_key_is_requested_once_a_workspace_where_the_user_can_answer(tmp_path, monkeypatch, capsys):
+    def login(key: str, verify: bool) -> None:
+        if len(key) < 40:
+            raise ValueError(key)
+        (tmp_path / "netrc").write_text(f"machine api.wandb.ai\n  login user\n  password {key}\n")
 
-    def set_up(folder: str, answer: str | None) -> tuple[str, int]:
-        """Return (printed, number of prompts). answer : None: no user can answer."""
-        printed, questions = [], 0
-        code = "from utils.colab_setup import setup_colab_environment as setup\n"
-        code += f"print(setup({folder!r}, install=False).tracking)"
-        client.execute(code, allow_stdin=answer is not None)
-        while True:
-            message = client.get_iopub_msg(timeout=120)
-            if message["msg_type"] == "stream":
-                printed.append(message["content"]["text"])
-            assert message["msg_type"] != "error", message["content"]["traceback"]
-            if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
-                return "".join(printed), questions
-            try:
-                calls = client.get_stdin_msg(timeout=0.2 if answer is not None else 0)
-            except queue.Empty:
-                continue
-            assert calls["content"]["password"]  # the key is not shown as it is typed
-            questions += 1
-            client.input(answer)
-
-    try:
-        printed, questions = set_up("work", None)
-        assert questions == 0 and printed.endswith("offline\n") and not (tmp_path / "work/wandb_login.txt").exists()
-        printed, questions = set_up("work", "")
-        assert questions == 1 and printed.endswith("offline\n")
-        printed, questions = set_up("work", KEY)  # the empty answer is remembered
-        assert questions == 0 and "wandb_login.txt" in printed
-        printed, questions = set_up("other", "not a key")
-        assert questions == 1 and printed.endswith("offline\n") and "refused" in printed and "not a key" not in printed
-        printed, questions = set_up("other", KEY)
-        assert questions == 1 and printed.endswith("online\n") and KEY in (tmp_path / ".netrc").read_text()
-        again, questions = set_up("third", "")  # logged in, for all notebooks of the machine
-        assert questions == 0 and again.endswith("online\n") and KEY not in printed + again
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
+    kernel, answers, asked = SimpleNamespace(_allow_stdin=False), iter(["", "not a key", KEY]), []
+    assert Kernel.class_traits()["_allow_stdin"].default_value is False  # of a real one, until a front end sets it
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=kernel)))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(login=login))
+    monkeypatch.setattr("getpass.getpass", lambda prompt: asked.append(prompt) or next(answers))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    for can_answer, folder, prompts, tracking, note in (
+        (False, "work", 0, "offline", "no WANDB_API_KEY"),
+        (True, "work", 1, "offline", "no key given"),
+        (True, "work", 1, "offline", "declined in this workspace"),
+        (True, "other", 2, "offline", "the key was refused"),
+        (True, "other", 3, "online", ""),
+        (True, "third", 3, "online", ""),  # logged in, for all notebooks of the machine
+    ):
+        kernel._allow_stdin = can_answer
+        info = setup(tmp_path / folder)
+        assert (len(asked), info.tracking) == (prompts, tracking) and note in " ".join(info.notes)
+        assert "not a key" not in " ".join(info.notes)
     written = [path for path in tmp_path.glob("*/**/*") if path.is_file()]
     assert written and not any(KEY.encode() in path.read_bytes() for path in written)
+    assert KEY not in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------ the time left

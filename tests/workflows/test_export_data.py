@@ -4,14 +4,12 @@ import json
 
 import pandas as pd
 import pyarrow
-import pyarrow.csv
-import pyarrow.parquet
 import pytest
 
 from ml_factory.data.databases.selected_rows import SelectedRows
 from ml_factory.errors import DatabaseError
 from ml_factory.workflows.export_data import export_data
-from tests.contract.test_export_data import LONG, one_line, server  # noqa: F401 - the fixture
+from tests.contract.test_export_data import one_line, server  # noqa: F401 - the fixture
 from tests.storage.gcs import gcs_bucket  # noqa: F401
 
 pytest.importorskip("adbc_driver_postgresql", reason="adbc_driver_postgresql is not installed")

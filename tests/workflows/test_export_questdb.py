@@ -1,7 +1,6 @@
 """Exports of QuestDB's REST interface, a fake server on loopback: right rows, and no half answer taken."""
 
 import json
-import shlex
 
 import numpy as np
 import pandas as pd
@@ -12,7 +11,7 @@ from ml_factory.data.io import import_bars
 from ml_factory.errors import DatabaseError, SettingsError
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.export_data import export_data
-from tests.questdb_server import LOGIN, questdb_server
+from tests.questdb_server import questdb_server
 
 COLUMNS = [("symbol", "SYMBOL"), ("ts", "TIMESTAMP"), ("open", "DOUBLE"), ("high", "DOUBLE"), ("low", "DOUBLE"),
            ("close", "DOUBLE"), ("volume", "LONG"), ("note", "VARCHAR"), ("live", "BOOLEAN")]  # fmt: skip
@@ -125,23 +124,3 @@ def test_questdb_error_answers_are_one_line(quest, tmp_path, answer, words):
     with pytest.raises(DatabaseError) as error:
         export_data(quest.source, tmp_path / "bars.parquet", symbol="MES")
     assert words in str(error.value) and "\n" not in str(error.value) and len(str(error.value)) < 600
-
-
-def test_questdb_password_goes_to_its_host_and_into_no_text(quest, tmp_path, monkeypatch, call):
-    quest.guarded = True
-    words = "export-data", "--symbol", "MES", "--output", tmp_path / "b.csv", "--source"
-    monkeypatch.delenv("PGPASSWORD", raising=False)
-    code, _, err = call(*words, quest.source)
-    assert code == 1 and "PGPASSWORD" in err
-    monkeypatch.setenv("PGPASSWORD", LOGIN[1])
-    code, out, err = call(*words, quest.source.replace("//", f"//{LOGIN[0]}@"))
-    assert code == 0 and LOGIN[1] not in out + err + (tmp_path / "b.csv.json").read_text()
-
-
-def test_export_names_a_command_that_a_shell_takes_as_words_and_a_legal_symbol(quest, tmp_path, made_rows):
-    symbol, folder = "$HOME & #x", tmp_path / "a b"
-    folder.mkdir()
-    quest.add_table("odd", COLUMNS, [(symbol, *row[1:]) for row in made_rows[:50]])
-    summary = export_data(quest.source, folder / "bars.parquet", table="odd").summary()
-    words = shlex.split(summary.partition("next: ")[2])
-    assert words[-4:] == ["--data", str(folder / "bars.parquet"), "--symbol", "HOME-X"]

@@ -66,13 +66,16 @@ def test_plan_of_short_session_says_what_fits(minutes, fits, prepared, data, cos
     assert table["fits"].tolist() == fits and list(table.index) == ["xgboost", "lightgbm"]
 
 
-def test_plan_with_unknown_model_or_task_raises(prepared, data):
+def test_plan_with_unknown_model_task_or_unusable_rate_raises_before_warm_up(prepared, data):
     with pytest.raises(SettingsError, match="Unknown model"):
         plan(prepared, ["xgbost"])
     with pytest.raises(SettingsError, match="not used here"):
         plan(prepared, ["linear"], model_settings={"lstm": {"hidden": 4}})
     with pytest.raises(SettingsError, match="Unknown task"):
         plan(prepared, ["xgboost"], tasks=["fold"])
+    for rate in (-1.0, float("nan"), float("inf"), "1.76", True):
+        with pytest.raises(SettingsError, match="units_per_hour"):
+            plan(prepared, ["no such model"], units_per_hour=rate)
 
 
 def test_plan_of_checkpointed_run_counts_remaining_minutes_only(prepared, data, costs, monkeypatch):
@@ -116,7 +119,7 @@ def test_plan_of_folds_counts_minutes_of_unfinished_folds(prepared, data, costs,
     assert plan(prepared, ["xgboost"], tasks=["folds"], folds=3).table.empty
 
 
-def test_plan_lists_stack_after_bases_and_omits_finished_stack(prepared, data):
+def test_plan_lists_stack_after_bases_and_omits_finished_stack(prepared, data, costs):
     own = {"xgboost": {"rounds": 20, "depth": 2}}
     names, how = ["linear", "xgboost"], {"quick": True, "model_settings": own, "folds": 2}
     table = plan(prepared, names, tasks=["stack"], **how).table
@@ -135,9 +138,3 @@ def test_plan_with_rate_prices_remaining_time_in_compute_units(prepared, data, c
     assert "all of it: 2.200 compute units at 1.76 an hour" in result.summary()
     unpriced = plan(prepared, ["xgboost"])
     assert "compute_units" not in unpriced.table and "unit" not in unpriced.summary()
-
-
-@pytest.mark.parametrize("rate", [0, -1.0, float("nan"), float("inf"), "1.76", True])
-def test_plan_with_unusable_rate_raises_before_warm_up(rate, prepared, data):
-    with pytest.raises(SettingsError, match="units_per_hour"):
-        plan(prepared, ["no such model"], units_per_hour=rate)

@@ -1,4 +1,4 @@
-"""Prepared data as trainings read it: which rows train and judge, the clock's column, predictions that are read."""
+"""Prepared data as trainings read it, the baselines of its rows, and folds of it under each scheme."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -8,22 +8,62 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.errors import SettingsError
+from ml_factory import argument_checks, pipeline
+from ml_factory.data.io import import_bars
+from ml_factory.data.synthetic import synthetic_bars
+from ml_factory.errors import FactoryError, SettingsError
+from ml_factory.evaluation.baselines import BASELINES, session_time
+from ml_factory.evaluation.calibration import Calibration
+from ml_factory.evaluation.metrics import row_log_loss
 from ml_factory.features.build import FeatureSpec
-from ml_factory.runs import open_run
+from ml_factory.models.registry import build_model
+from ml_factory.models.session_clock import SessionClock
+from ml_factory.runs import FitCheckpoints, open_run
 from ml_factory.settings import make_run_settings
+from ml_factory.storage.serialization import read_state_file, write_state_file
 from ml_factory.storage.workspace import Workspace
+from ml_factory.targets.labels import KINDS, label_classes
+from ml_factory.targets.weights import WeightSpec, training_weights
 from ml_factory.workflows import evaluation, predictions
 from ml_factory.workflows import train as train_module
-from ml_factory.workflows.prepared_dataset import PreparedDataset, resolve_dataset_settings
+from ml_factory.workflows.cross_validate import (
+    fold_score_mean_gain,
+    fold_score_table,
+    labels_of_scored_folds,
+    path_score_table,
+    score_folds,
+    verdict_of_fold_scores,
+)
+from ml_factory.workflows.evaluation import (
+    best_baseline,
+    dataset_weighted_prior_loss,
+    prepared_dataset_baselines,
+    prepared_dataset_metrics,
+)
+from ml_factory.workflows.folds import (
+    FoldForecasts,
+    FoldModel,
+    FoldPlan,
+    FoldSchemeSpec,
+    fit_folds,
+    inner_validation_split,
+    plan_folds,
+)
+from ml_factory.workflows.prepared_dataset import PreparedDataset, load_dataset, resolve_dataset_settings
+from tests.small_data import SMALL_DATA
 
 HORIZON = 10
-SMALL = {"rounds": 20, "depth": 3, "threads": 1}
+SMALL = {"rounds": 10, "depth": 2, "threads": 1}
+SCHEMES = tuple(argument_checks.SCHEMES)
 
 
-@pytest.fixture
-def prepared(sixteen_days) -> tuple[Workspace, PreparedDataset]:
-    return sixteen_days
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory) -> tuple[Workspace, PreparedDataset]:
+    """A market with an edge, prepared for labels of ten bars; some tests add runs to it."""
+    workspace = Workspace(tmp_path_factory.mktemp("sixteen"))
+    import_bars(synthetic_bars(days=16, kind="planted", seed=2).reset_index(), workspace, "MES")
+    pipeline.prepare(workspace, "MES", (HORIZON,), settings=SMALL_DATA)
+    return workspace, load_dataset(workspace, "MES", HORIZON)
 
 
 @pytest.fixture
@@ -75,6 +115,20 @@ def test_training_windows_stay_inside_one_segment(data):
     for rows in (train, validation):
         at = data.row[rows]
         assert (data.segment[at - lookback + 1] == data.segment[at]).all() and (np.diff(at) > 0).all()
+
+
+def test_fit_inputs_are_the_rows_of_positive_weight_with_their_weights(data):
+    """A fit, a fold and a plan take them from here."""
+    model, train, held_out = build_model("linear", rounds=1), data.splits["train"], data.splits["validation"]
+    rows, _, _, learnt, validation = train_module.fit_inputs(
+        data, model, train, held_out, lambda rows: data.scaler, WeightSpec(decay=0.5)
+    )
+    weights, judged = training_weights(data.labels.iloc[train], WeightSpec(decay=0.5)), data.labels.iloc[held_out]
+    np.testing.assert_array_equal(rows, train[weights > 0])
+    np.testing.assert_array_equal(learnt[0], data.scaler.transform(data.x_NF)[data.row[rows]])
+    assert (learnt[1] == data.y[rows]).all() and (learnt[2] == weights[weights > 0]).all()
+    of_held_out = training_weights(judged)
+    assert (validation[2] == of_held_out[of_held_out > 0]).all()
 
 
 def test_load_or_predict_replaces_predictions_of_other_artifact(prepared, tmp_path):
@@ -133,3 +187,261 @@ def test_resolve_data_settings_unavailable_offset_raises():
     for columns, steps in ((["rsi_14"], ["robust"]), (["session_progress"], ["quantile"])):
         with pytest.raises(SettingsError, match=r"\[offset\].*leave offset out"):
             resolve_dataset_settings(reading(columns, *steps), {"offset": "clock"})
+
+
+# ---- the baselines a model is held against ---------------------------------------------------------------------------
+
+LIFE = 6  # bars a neutral label lives; the others live one
+N = 900
+
+
+@pytest.fixture
+def stretches():
+    """Neutral stretches, whose labels live long and overlap and so weigh little; every ninth row is ambiguous."""
+    label = np.tile(np.repeat([0, -1, 1], [40, 20, 30]), N // 90).astype(np.int8)
+    entry = np.arange(N, dtype=np.int64)
+    barrier = np.where(label > 0, "upper", np.where(label < 0, "lower", "vertical")).astype("U9")
+    barrier[::9] = "ambiguous"
+    label[::9] = 0
+    exit_bar = entry + np.where(label == 0, LIFE, 1)
+    labels = pd.DataFrame({"label": label, "barrier": barrier, "entry_bar": entry, "exit_bar": exit_bar})
+    labels.index = pd.date_range("2024-01-01 00:05", periods=N, freq="5min", tz="UTC")
+    return SimpleNamespace(
+        labels=labels, y=label, row=entry, unambiguous_mask=barrier != "ambiguous", horizon=LIFE,
+        last_move=np.sin(entry), clock=session_time(labels.index.as_unit("ns").asi8, "24h"),
+        volatility=np.cos(entry), classes=label_classes(KINDS[0]),
+    )  # fmt: skip
+
+
+def metrics_with_baselines(data, train, rows, forecasts):
+    return prepared_dataset_metrics(data, rows, forecasts | prepared_dataset_baselines(data, train, rows), "prior")
+
+
+def test_prior_baseline_counts_each_clear_training_row_once(stretches):
+    train, test = np.arange(600), np.arange(600, N)
+    table = metrics_with_baselines(stretches, train, test, {})
+    clear, assessed = train[stretches.unambiguous_mask[train]], test[stretches.unambiguous_mask[test]]
+    share = np.array([np.mean(stretches.y[clear] == side) for side in (-1, 0, 1)])
+    by_hand = -np.log(share[stretches.y[assessed] + 1]).mean()
+    assert table.loc["prior", "log_loss"] == pytest.approx(by_hand, rel=1e-12)
+
+
+def test_weighted_prior_loss_uses_training_weights(stretches):
+    train, validation = np.arange(600), np.arange(600, N)
+    taught, assessed = (
+        training_weights(stretches.labels.iloc[train]),
+        training_weights(stretches.labels.iloc[validation]),
+    )
+    share = np.array([taught[stretches.y[train] == side].sum() for side in (-1, 0, 1)]) / taught.sum()
+    by_hand = assessed @ -np.log(share[stretches.y[validation] + 1]) / assessed.sum()
+    assert dataset_weighted_prior_loss(stretches, train, validation) == pytest.approx(by_hand, rel=1e-12)
+    assert abs(metrics_with_baselines(stretches, train, validation, {}).loc["prior", "log_loss"] - by_hand) > 0.01
+
+
+def test_clock_baseline_counts_clear_training_rows_by_bars_left(stretches):
+    """With ambiguous rows counted as neutral, or bars of ten minutes, the shares would be others."""
+    train = np.arange(0, 600, 2)  # every other bar
+    clear = train[stretches.unambiguous_mask[train]]
+    one_bar_left = clear[np.rint(stretches.clock.minutes_left[clear] / 5) == 1]
+    share = np.array([np.mean(stretches.y[clear] == side) for side in (-1, 0, 1)])
+    counts = np.array([np.sum(stretches.y[one_bar_left] == side) for side in (-1, 0, 1)])
+    lives = {"horizon": LIFE, "bar_minutes": 5.0, "volatility": stretches.volatility[clear]}
+    pseudo_count = SessionClock.fit(stretches.clock.take(clear), stretches.y[clear], **lives).pseudo_count
+    wanted = (counts + pseudo_count * share) / (counts.sum() + pseudo_count)
+    assert counts.sum() and prepared_dataset_baselines(stretches, train, one_bar_left)["clock"] == pytest.approx(
+        np.tile(wanted, (counts.sum(), 1)), rel=1e-12
+    )
+
+
+# ---- folds -----------------------------------------------------------------------------------------------------------
+
+
+def plan_of(data: PreparedDataset, scheme: str, count: int = 4, lookback: int = 1, limit: int = 0, **more):
+    return plan_folds(data, data.development_rows(), FoldSchemeSpec(scheme, count, **more), lookback, limit)
+
+
+def made_up(plan: FoldPlan, seed: int = 0) -> FoldForecasts:
+    """Forecasts that differ from fold to fold; a row in ten has none."""
+    rng, forecasts = np.random.default_rng(seed), []
+    for _, test in plan.folds:
+        p = rng.dirichlet(np.ones(3), len(test))
+        p[rng.random(len(test)) < 0.1] = np.nan
+        forecasts.append(p)
+    return FoldForecasts(plan, forecasts, [Calibration()] * len(forecasts))
+
+
+def test_fold_plan_limit_is_of_training_rows_only_and_embargo_at_least_the_input_window(prepared):
+    data = prepared[1]
+    for scheme in SCHEMES:
+        whole = plan_of(data, scheme)
+        plan = plan_of(data, scheme, limit=50 * len(whole.folds))
+        assert (plan.embargo, plan_of(data, scheme, lookback=100).embargo) == (64, 100)
+        assert plan.quick_limits["rows of a fold"].startswith("50 of ") and not whole.quick_limits
+        for (train, test), (all_train, all_test) in zip(plan.folds, whole.folds, strict=True):
+            assert len(train) == 50 and np.isin(train, all_train).all() and test.tolist() == all_test.tolist()
+
+
+def test_path_metrics_match_hand_computed_losses_per_path(prepared):
+    data = prepared[1]
+    plan = plan_of(data, "combinatorial")
+    outcome = made_up(plan)
+    assessed = score_folds(data, outcome, "made_up")
+    table = path_score_table(data, plan, assessed).set_index(["path", "name"])
+    assert plan.paths.shape == (3, 4) and len(table) == 3 * (2 + len(BASELINES))
+    for path, taken in enumerate(plan.paths):
+        losses, prior = [], []
+        for block, fold in enumerate(taken):
+            train, test = plan.folds[fold]
+            clear = data.unambiguous_mask[plan.rows]
+            share = np.array([np.mean(data.y[plan.rows[train[clear[train]]]] == side) for side in (-1, 0, 1)])
+            for row, p in zip(test, outcome.forecasts[fold], strict=True):
+                if plan.block[row] == block and np.isfinite(p).all() and clear[row]:
+                    losses.append(row_log_loss(data.y[plan.rows[[row]]], p[None])[0])
+                    prior.append(row_log_loss(data.y[plan.rows[[row]]], share[None])[0])
+        row = table.loc[(path, "made_up")]
+        assert row["rows"] == len(losses) and row["log_loss"] == pytest.approx(np.mean(losses), rel=1e-9)
+        assert row["log_loss_gain"] == pytest.approx(np.mean(prior) - np.mean(losses), rel=1e-9)
+        assert 0 < row["effective_rows"] < row["rows"] / 2
+
+
+def test_evaluate_folds_chooses_best_baseline_on_held_out_training_rows(prepared):
+    """Not on the rows it judges: with their labels changed the choice and the baselines are the same."""
+    data = prepared[1]
+    plan = plan_of(data, "purged_kfold")
+    assessed = score_folds(data, made_up(plan), "made_up")
+    train, test = plan.folds[1]
+    labels = data.labels.copy()
+    labels.iloc[plan.rows[test], labels.columns.get_loc("label")] = np.int8(1)
+    other = score_folds(replace(data, labels=labels), made_up(plan), "made_up")
+    assert other[1].best == assessed[1].best
+    np.testing.assert_array_equal(other[1].forecasts["clock"], assessed[1].forecasts["clock"])
+    readable = np.sort(train[plan.usable[train]])
+    held_out = plan.rows[readable[len(readable) - round(0.15 * len(readable)) :]]
+    fit = [row for row in plan.rows[readable] if data.labels["label_end"].iloc[row] < data.labels.index[held_out[0]]]
+    assert assessed[1].best == best_baseline(data, held_out, prepared_dataset_baselines(data, np.array(fit), held_out))
+    table = fold_score_table(data, assessed).set_index(["fold", "name"])
+    losses = table.loc[1, "log_loss"]
+    assert table.loc[(1, "made_up"), "gain_best"] == pytest.approx(losses[assessed[1].best] - losses["made_up"])
+
+
+def test_verdict_of_folds_names_absent_classes_and_too_few_weeks(prepared):
+    """16 days, less than the 8 weeks of a verdict; the same rows spread over 20 weeks have one."""
+    data = prepared[1]
+    assessed = score_folds(data, made_up(plan_of(data, "combinatorial")), "made_up")
+    table, labels = fold_score_table(data, assessed), labels_of_scored_folds(data, assessed)
+    assert labels.index.is_unique and labels.index.is_monotonic_increasing
+    assert data.unambiguous_mask[data.labels.index.get_indexer(labels.index)].all()
+    short = verdict_of_fold_scores(data, table, "made_up", labels)
+    assert short.status == "not enough data" and short.reason.endswith("weeks of rows, wanted at least 8")
+    spread = pd.Series(labels.to_numpy(), pd.date_range("2024-01-01", "2024-05-20", periods=len(labels), tz="UTC"))
+    assert verdict_of_fold_scores(data, table, "made_up", spread).status in ("beats", "does not beat")
+    sided = verdict_of_fold_scores(data, table, "made_up", spread[spread != 0])
+    assert (sided.status, sided.reason) == ("not enough data", "no test row is neutral")
+    both = verdict_of_fold_scores(data, table, "made_up", labels[labels > 0]).reason
+    assert both.startswith("no test row is short or neutral; ") and "weeks of rows" in both
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_cross_validate_each_scheme_gives_finite_metrics_and_reuses_folds(prepared, scheme):
+    workspace, _ = prepared
+    rolling = scheme == "walk_forward_rolling"
+    ask = {"scheme": FoldSchemeSpec(scheme, 3, window=400 if rolling else None), "model_settings": SMALL}
+    result = pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", **ask)
+    again = pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", **ask)
+    assert again.resumed_from == 3 and again.run_id == result.run_id and scheme in result.summary()
+    pd.testing.assert_frame_equal(again.folds, result.folds)
+    assert {"log_loss_gain", "effective_rows", "block"} < set(result.folds.columns) and not result.untaught
+    assert np.isfinite(result.folds["log_loss"]).all() and np.isfinite([result.gain_mean, result.gain_se]).all()
+    if scheme == "combinatorial":
+        pd.testing.assert_frame_equal(pd.read_parquet(result.paths_path), result.paths)
+        assert result.paths["path"].nunique() == 2 and "2 paths: from" in result.summary()
+    else:
+        assert result.paths is None and result.paths_path is None
+    own = result.folds[result.folds["name"] == "lightgbm"]
+    found, means = result.verdict, own.groupby("block")["gain_best"].mean()
+    assert found.gain_best == pytest.approx(means.mean()) and found.best_baseline in set(own["best_baseline"])
+    assert found.rows == own.drop_duplicates("block")["rows"].sum()
+    assert found.status == "not enough data" and "weeks of rows, wanted at least 8" in result.summary()
+    assert result.plot().axes
+    raw = fold_score_mean_gain(result.folds, "lightgbm_uncalibrated")[0]
+    assert f"not calibrated {raw:+.4f}" in result.summary() and raw != result.gain_mean
+    assert (result.fold_table["temperature"] != 1.0).all()
+    table, rows = result.fold_table, len(prepared[1].development_rows())
+    assert table["train"].between(300, 400).all() == rolling and result.scheme == scheme
+    assert (table[["train", "test", "left_out"]].sum(axis=1) == rows).all() and (table["left_out"] > 0).all()
+    assert (table["effective_train"] < table["train"] / 2).all() and (table["effective_test"] > 0).all()
+
+
+def test_cross_validate_killed_inside_fold_reports_progress_on_resume(prepared, monkeypatch):
+    workspace, saves, save = prepared[0], [], FitCheckpoints.save
+    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
+    asked = {"folds": 2, "model_settings": {**SMALL, "rounds": 20, "block": 5, "patience": 0}, "seed": 91}
+
+    def killed(checkpoints, state, *given, **options):
+        saves.append(state["rounds"])
+        if saves.count(15) == 2:
+            raise KeyboardInterrupt
+        return save(checkpoints, state, *given, **options)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(FitCheckpoints, "save", killed)
+        pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", **asked)
+    result = pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", **asked)
+    assert not list(workspace.checkpoints.glob(f"{result.run_id}/*.ckpt"))
+    assert result.reached == "fold 1 of 2, round 10 in the next" and result.resumed_from == 1
+    assert f"unfinished at {result.reached} ({result.run_id}). Resumes from there." in result.found
+    assert result.origin["value"]["resumed from"] == result.reached
+
+
+def test_torn_fold_and_fold_of_other_rows_are_fitted_again(prepared):
+    workspace, asked = prepared[0], {"folds": 3, "model_settings": SMALL, "seed": 61}
+    first = pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", **asked)
+    one, two, _ = sorted(first.path.parent.glob("fold-*.state"))
+    state = read_state_file(two)
+    write_state_file(two, state | {"p": np.asarray(state["p"])[1:]})
+    one.write_bytes(one.read_bytes()[:-9])
+    again = pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", **asked)
+    assert again.resumed_from == 1 and again.run_id == first.run_id
+    pd.testing.assert_frame_equal(again.folds, first.folds, check_exact=True)
+
+
+def test_finished_folds_are_on_the_drive_before_the_cross_validation_ends(prepared, tmp_path, monkeypatch):
+    monkeypatch.setenv("ML_FACTORY_MOUNTS", str(tmp_path / "drive"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    workspace, data = Workspace(tmp_path / "drive"), prepared[1]
+    plan, spec = plan_of(data, "purged_kfold", 2), make_run_settings(
+        "MES", HORIZON, "linear", task="folds", seed=0, quick=False, data="0", settings=None
+    )  # fmt: skip
+    with open_run(workspace, spec) as run:
+        fit_folds(run, data, plan, FoldModel(0, "linear", {"rounds": 5}))
+        assert workspace.wait(60)
+        assert len(list((tmp_path / "drive").glob("results/MES/*/fold-linear-*-of-2.state"))) == 2
+
+
+def test_inner_validation_of_twelve_rows_matches_docstring():
+    known_at = pd.date_range("2025-01-06 00:05", periods=12, freq="5min", tz="UTC").as_unit("ns")
+    labels = pd.DataFrame({"label_end": known_at + pd.Timedelta(minutes=10)}, index=known_at)
+    fit, validation = inner_validation_split(labels, np.arange(12), 0.25)
+    assert fit.tolist() == [0, 1, 2, 3, 4, 5, 6] and validation.tolist() == [9, 10, 11]
+    with pytest.raises(FactoryError, match="too few training rows"):
+        inner_validation_split(labels, np.arange(2), 0.15)
+
+
+def of_one_class(data: PreparedDataset, rows: np.ndarray) -> PreparedDataset:
+    """The same data, but these rows of the labels were all long."""
+    labels = data.labels.copy()
+    labels.iloc[rows, labels.columns.get_loc("label")] = np.int8(1)
+    labels.iloc[rows, labels.columns.get_loc("barrier")] = "upper"
+    return replace(data, labels=labels)
+
+
+def test_cross_validate_names_fold_of_one_class_and_fits_other_folds(prepared, tmp_path, monkeypatch):
+    data = prepared[1]
+    first = plan_of(data, "walk_forward_expanding", 3).folds[0][0]
+    one_class = of_one_class(data, data.development_rows()[first])
+    monkeypatch.setattr(train_module, "load_certified_dataset", lambda *_: one_class)
+    ask = {"scheme": "walk_forward_expanding", "folds": 3, "model_settings": SMALL}
+    result = pipeline.cross_validate(Workspace(tmp_path), "MES", HORIZON, "lightgbm", uncertified=True, **ask)
+    assert result.untaught == [0] and sorted(result.folds["fold"].unique()) == [1, 2]
+    assert "one class: fold 0" in result.summary() and len(result.fold_table) == 3
+    assert result.to_dict()["untaught"] == [0]

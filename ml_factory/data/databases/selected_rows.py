@@ -74,7 +74,7 @@ def check_output_format(name: str) -> str:
     return suffix
 
 
-def choose_table(
+def _choose_table(
     tables: dict[str, str], columns_of: Callable[[str], Sequence[Column]], given: str | None, where: str
 ) -> str:
     """Return the name of the table that was named, or of the only one with prices.
@@ -98,7 +98,7 @@ def choose_table(
     raise SettingsError("Which table holds the bars?", where=where, got=got, next_step="name it with --table")
 
 
-def choose_columns(found: Sequence[Column], selection: RowSelection, where: str) -> tuple[list[Column], Column | None]:
+def _choose_columns(found: Sequence[Column], selection: RowSelection, where: str) -> tuple[list[Column], Column | None]:
     """Return the columns to read, the time first, and the column of symbols where there is one.
 
     Raises SettingsError naming a column that does not exist or cannot hold a time.
@@ -148,7 +148,7 @@ def _time_column(found: Sequence[Column], given: str | None, where: str) -> Colu
     return column
 
 
-def time_bound(text: str, column: Column, option: str, newest: float) -> pyarrow.Scalar:
+def _time_bound(text: str, column: Column, option: str, newest: float) -> pyarrow.Scalar:
     """Return the value of the time column at a time that the user gives.
 
     Text without a zone is UTC, or the clock of a column without a zone.
@@ -188,9 +188,9 @@ class SelectedRows:
     def __init__(self, database: Postgres | QuestDB, selection: RowSelection, shown: str):
         self._database, self._conditions = database, []
         tables = database.tables()
-        self.table = choose_table(tables, database.columns, selection.table, shown)
+        self.table = _choose_table(tables, database.columns, selection.table, shown)
         self._from, self._where = tables[self.table], f"{shown}, {self.table}"
-        self._columns, symbol = choose_columns(database.columns(self._from), selection, self._where)
+        self._columns, symbol = _choose_columns(database.columns(self._from), selection, self._where)
         self._time = self._columns[0]
         names = ["timestamp", *(column.name for column in self._columns[1:])]
         kinds = [ARROW_TYPES[column.kind] for column in self._columns]
@@ -202,7 +202,7 @@ class SelectedRows:
             self._conditions.append(f"{symbol.value} = '{self.symbol}'")
         for option, sign, text in (("--start", ">=", selection.start), ("--end", "<", selection.end)):
             if text is not None:
-                self._limit(sign, time_bound(text, self._time, option, self._newest()))
+                self._limit(sign, _time_bound(text, self._time, option, self._newest()))
         self.rows, self.first, self.last = self._count()
         self._limit("<=", self.last)  # a live table grows while it is read
 

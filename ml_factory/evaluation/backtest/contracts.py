@@ -1,7 +1,7 @@
-"""Money facts of markets: tick, contract multiplier, commission, exchange fees and margin by symbol.
+"""Money facts of markets: tick, contract multiplier, commission and exchange fees by symbol.
 
-Trading calendar and tick come from `data.sessions`, which knows them by symbol. Fees and margins change several times a
-year and commissions by broker: those here are estimates of their size, from no price list; a file of the user's
+Trading calendar and tick come from `data.sessions`, which knows them by symbol. Fees change several times a year and
+commissions by broker: those here are estimates of their size, from no price list; a file of the user's
 replaces them. Multipliers are those of the exchanges' contract specifications.
 """
 
@@ -33,7 +33,6 @@ class ContractSpec:
     commission : of the broker, currency per contract and side
     exchange_fee : of exchange, clearing and regulator, currency per contract and side
     fee_rate : fee per side as a share of the traded value; 0 for futures
-    margin : currency per contract to hold it; None: paid in full
     """
 
     symbol: str
@@ -43,15 +42,14 @@ class ContractSpec:
     commission: float = 0.0
     exchange_fee: float = 0.0
     fee_rate: float = 0.0
-    margin: float | None = None
 
     def __post_init__(self) -> None:
         check_field_types(self)
         for name in ("tick", "multiplier"):
             if not 0 < getattr(self, name) < math.inf:
                 raise wrong_field_error(self, name, "A contract needs this number", wanted="a number above 0")
-        for name in ("commission", "exchange_fee", "fee_rate", "margin"):
-            if not 0 <= (getattr(self, name) or 0) < math.inf:
+        for name in ("commission", "exchange_fee", "fee_rate"):
+            if not 0 <= getattr(self, name) < math.inf:
                 raise wrong_field_error(self, name, "A cost cannot be this", wanted="a number of 0 or more")
 
     @property
@@ -59,21 +57,17 @@ class ContractSpec:
         """Currency of one tick of one contract."""
         return self.tick * self.multiplier
 
-    def side_cost(self, price: float) -> float:
-        """Return commission and fees of one contract and side at this price, in currency."""
-        return self.commission + self.exchange_fee + self.fee_rate * self.multiplier * abs(price)
+
+def _future(multiplier: float, commission: float, exchange_fee: float) -> dict[str, float]:
+    return {"multiplier": multiplier, "commission": commission, "exchange_fee": exchange_fee}
 
 
-def _future(multiplier: float, commission: float, exchange_fee: float, margin: float) -> dict[str, float]:
-    return {"multiplier": multiplier, "commission": commission, "exchange_fee": exchange_fee, "margin": margin}
-
-
-# Root -> facts; calendar and tick are looked up. Commission per side and initial margin in US dollars.
+# Root -> facts; calendar and tick are looked up. Commission per side in US dollars.
 _FUTURES = {
-    "MES": _future(5, 0.62, 0.37, 2_500), "ES": _future(50, 1.50, 1.40, 25_000),
-    "MNQ": _future(2, 0.62, 0.37, 3_700), "NQ": _future(20, 1.50, 1.40, 37_000),
-    "MGC": _future(10, 0.62, 0.62, 2_200), "GC": _future(100, 1.50, 1.65, 22_000),
-    "MCL": _future(100, 0.62, 0.62, 700), "CL": _future(1_000, 1.50, 1.62, 7_000),
+    "MES": _future(5, 0.62, 0.37), "ES": _future(50, 1.50, 1.40),
+    "MNQ": _future(2, 0.62, 0.37), "NQ": _future(20, 1.50, 1.40),
+    "MGC": _future(10, 0.62, 0.62), "GC": _future(100, 1.50, 1.65),
+    "MCL": _future(100, 0.62, 0.62), "CL": _future(1_000, 1.50, 1.62),
 }  # fmt: skip
 _FUTURES |= dict.fromkeys(DEMOS, _FUTURES["MES"])  # the synthetic market has its prices and tick
 _BY_CALENDAR = {"us_equity": {"commission": 0.005, "exchange_fee": 0.0005}, "24h": {"fee_rate": 0.001}}

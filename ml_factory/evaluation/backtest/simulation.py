@@ -86,11 +86,11 @@ def run(
         index=pd.DatetimeIndex(known_at.view("M8[ns]"), tz="UTC", name="known_at"),
     )
     notional = float(prices[3][0]) * spec.multiplier
-    a_year = count_sessions_in_year(spec.calendar, int(start[0]))
+    a_year = _count_sessions_in_year(spec.calendar, int(start[0]))
     return Backtest(table, curve, backtest_metrics(table, curve, spec.tick_value, notional, a_year))
 
 
-def count_sessions_in_year(calendar: str, start_ns: int) -> float:
+def _count_sessions_in_year(calendar: str, start_ns: int) -> float:
     """Return the sessions that a calendar has in the year from this moment (UTC ns): 365.25 days' share of 365."""
     first = start_ns // DAY_NS
     return len(scheduled_session_days(calendar, first, first + 364)[0]) * 365.25 / 365

@@ -1,0 +1,258 @@
+"""The proof: leaks of every mechanism we know of, injected one at a time, are caught and named, clean pipelines never.
+
+The catalogue spoils a pipeline's methods; here leaks are put into the product's own functions too, one a stage.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ml_factory.data import resample, sessions
+from ml_factory.data.sessions import MarketSpec
+from ml_factory.data.validation import validate_bars
+from ml_factory.datasets import feature_selection, scaling
+from ml_factory.features import build
+from ml_factory.leakage.proof import ProofSpec, prove
+from ml_factory.targets import label_table, splits
+from tests.leakage.catalogue import CATALOGUE, Leak, Learning, bars_with_events, clean_pipeline
+
+FULL = ProofSpec(ahead=1_500, whole_cuts=4, fit_rows=2_000)
+CUT = replace(FULL, cuts=8, whole_cuts=2, fit_rows=0, fit_splits=2, feed_pushes=0, enough=5)
+LEARNT = replace(CUT, cuts=1, whole_cuts=0, fit_rows=2_000)
+ONLY_FEED = ProofSpec(cuts=1, whole_cuts=0, ways=("rewrite",), fit_rows=0, feed_pushes=4_000)
+
+
+def named(leaks: list[Leak]) -> list:
+    return [pytest.param(leak, id=leak.name.replace(" ", "_")) for leak in leaks]
+
+
+def spec_for(leak: Leak) -> ProofSpec:
+    """The cuts and disturbances of the full form; it may stop at the first leak, and look where this one can be."""
+    learnt = leak.part.split()[0] in ("split", "fitted")
+    return replace(FULL, cuts=1, whole_cuts=0, feed_pushes=0) if learnt else replace(FULL, fit_rows=0, enough=1)
+
+
+@pytest.fixture(scope="module")
+def bars() -> pd.DataFrame:
+    return bars_with_events()
+
+
+@pytest.fixture(scope="module")
+def real_bars(shared_data) -> pd.DataFrame:
+    """Five weeks of ES over Presidents' Day and the change of the clocks."""
+    raw = pd.read_parquet(shared_data / "bars" / "ES_1m.parquet").set_index("timestamp")
+    return validate_bars(raw.loc["2025-02-10":"2025-03-14"].reset_index(), symbol="ES")[0]
+
+
+def assert_caught(leak: Leak, proof) -> None:
+    found = [one for one in proof.leaks if one.part == leak.part and one.column.startswith(leak.column)]
+    assert found, [one.sentence() for one in proof.leaks]
+    assert {one.part for one in proof.leaks} == {leak.part}  # and nothing clean is blamed
+    sentence = found[0].sentence()
+    assert leak.column in sentence and found[0].disturbance in sentence and found[0].cut in sentence
+
+
+@pytest.mark.parametrize("leak", named(CATALOGUE))
+def test_prove_with_injected_leak_reports_part_and_column_of_leak(leak, bars):
+    assert_caught(leak, prove(leak.spoil(clean_pipeline()), bars, spec_for(leak)))
+
+
+ON_REAL_BARS = ("trace of the next move", "close_ahead_in_the_first_minutes_of_summer")
+
+
+@pytest.mark.parametrize("leak", named([leak for leak in CATALOGUE if leak.name in ON_REAL_BARS]))
+def test_prove_sparse_or_tiny_leak_on_real_bars_is_reported(leak, real_bars):
+    assert_caught(leak, prove(leak.spoil(clean_pipeline("ES")), real_bars, spec_for(leak)))
+
+
+def test_prove_clean_pipeline_passes(bars):
+    proof = prove(clean_pipeline(), bars, replace(FULL, cuts=20, feed_pushes=500))
+    assert proof.passed, [leak.sentence() for leak in proof.leaks]
+    assert FULL.form == "full" and len(proof.cuts) == 20
+    # Something was compared: each part at each cut under each disturbance, and the facts.
+    parts = {"features", "frame 5m", "frame 60m", "labels h10", "facts", "fitted h10", "features, fed bar by bar"}
+    assert parts == set(proof.compared)
+    assert proof.compared["features"] > 20 * 3 * 24
+    kinds = {cut.why for cut in proof.cuts}
+    assert {"session end", "frame edge", "gap", "daylight saving", "hour of the week"} <= kinds
+
+
+def test_prove_full_form_fits_every_split_of_every_scheme(bars):
+    pipeline, fitted = clean_pipeline(), []
+
+    class Watched(Learning):
+        def fit(self, values, labels, roles):
+            fitted.append((len(roles["train"]), tuple(np.asarray(roles["test"])[[0, -1]])))
+            return super().fit(values, labels, roles)
+
+    spec = replace(FULL, cuts=1, whole_cuts=0, feed_pushes=0)
+    proof = prove(Watched(**vars(pipeline)), bars, spec)
+    labels = pipeline.tables(bars, pipeline.facts(bars))["labels h10"].rows
+    splits = pipeline.splits(labels.iloc[-FULL.fit_rows :])
+    schemes = {split.name.split()[0] for split in splits}
+    assert schemes == {"holdout", "purged", "expanding", "rolling", "combinatorial"} and len(splits) == 13
+    assert proof.compared["fitted h10"] == 13 * FULL.fit_rows
+    assert len(fitted) == 13 * 2  # each once as it is, and once with other and fewer rows that it may not read
+    few = pipeline.splits(labels.iloc[: 17 * 4 * 3 - 1])  # with less than four embargoes a fold, none is cut
+    assert [split.name for split in few] == ["holdout"]
+
+
+def test_prove_too_few_bars_for_a_cut_does_not_pass(bars):
+    pipeline = clean_pipeline()
+    rows = pipeline.tables(bars, pipeline.facts(bars))["features"].rows
+    until = int(bars.index.searchsorted(rows.index[3]))
+    proof = prove(pipeline, bars.iloc[:until], replace(FULL, cuts=5, fit_rows=0))
+    assert not proof.passed and "too few bars" in proof.leaks[0].sentence()
+
+
+# ---- a live feed: leaks in a few rows at random, between cuts --------------------------------------------------------
+
+
+class Rare(Learning):
+    """A trace of the next row's return in one row of fifteen hundred, at random."""
+
+    def spoilt_features(self, rows, bars, facts):
+        minute = rows.index.as_unit("ns").asi8[:-1] // 60_000_000_000
+        some = np.flatnonzero(minute * 7_919 % 1_500 < 5)
+        some = some[:: max(1, len(some) * 1_500 // len(rows))]
+        column = rows["rsi_14"].to_numpy().copy()
+        column[some] += 1e-4 * column[some + 1]
+        self.__dict__["share"] = len(some) / len(rows)
+        return rows.assign(rsi_14=column)
+
+
+def test_prove_leak_in_few_random_rows_is_reported_by_live_feed(bars):
+    pipeline = Rare(**vars(clean_pipeline()))
+    proof = prove(pipeline, bars, ONLY_FEED)
+    assert 0 < pipeline.share < 1 / 1000
+    assert [(leak.part, leak.column, leak.disturbance) for leak in proof.leaks] == [("features", "rsi_14", "live feed")]
+
+
+def test_feed_pushes_end_all_over_the_file_and_give_the_rows_of_a_file(bars, monkeypatch):
+    market, ends = MarketSpec("DEMO", "cme", 0.25, True), []
+    pipeline = clean_pipeline()
+    honest = resample.BarChunk.part
+
+    def watched(chunk, first, stop):
+        ends.append(stop)
+        return honest(chunk, first, stop)
+
+    monkeypatch.setattr(resample.BarChunk, "part", watched)
+    fed = pipeline.feed(bars, market.to_dict(), 500, 0)
+    assert 499 <= len(ends) <= 501 and ends[0] < len(bars) / 50 and np.diff(ends).max() < len(bars) / 50
+    assert ends[-1] == len(bars)
+    monkeypatch.undo()
+    assert fed.equals(build.build_features(bars, market, pipeline.settings.features).to_frame())
+
+
+# ---- the product's own functions -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Injected:
+    """inject : (patch) spoils one function of the product.  part, column : where the proof must see it.
+
+    steps : the fitted steps of the pipeline.  also : parts that are made of the spoilt one.
+    """
+
+    name: str
+    inject: Callable[[pytest.MonkeyPatch], None]
+    part: str
+    column: str = ""
+    steps: tuple = ("robust",)
+    symbol: str = "DEMO"
+    spec: ProofSpec = CUT
+    also: tuple[str, ...] = ()
+
+
+def one_ahead(patch):
+    """The momentum family itself, and then each row takes the first column of the next."""
+    family = build.FAMILIES["momentum"]
+
+    def spoilt(block):
+        for name, column in family(block):
+            if name == "return_1" and not block.coarse:
+                column[:-1] = column[1:].copy()
+            yield name, column
+
+    patch.setitem(build.FAMILIES, "momentum", spoilt)
+
+
+def known_at_their_start(patch):
+    honest = resample.BarStream.push
+
+    def spoilt(stream, bars):
+        made = honest(stream, bars)
+        return replace(made, known_at=made.start) if stream.minutes == 60 else made
+
+    patch.setattr(resample.BarStream, "push", spoilt)
+
+
+def read_off_the_file(patch):
+    patch.setattr(sessions, "INFER_SESSIONS", 10_000)
+
+
+def proven_a_bar_early(patch):
+    honest = label_table._proven_at
+
+    def spoilt(base, rows, *given):
+        return np.maximum(honest(base, rows, *given) - 300_000_000_000, base.known_at[rows.entry] + 1)
+
+    patch.setattr(label_table, "_proven_at", spoilt)
+
+
+def unpurged(patch):
+    patch.setattr(splits, "purge_keep_mask", lambda known_at, label_end, rows, block, embargo: np.ones(len(rows), bool))
+
+
+def without_embargo(patch):
+    honest = splits.purge_keep_mask
+    patch.setattr(splits, "purge_keep_mask", lambda *given: honest(*given[:4], 0))
+
+
+def scaler_of_all(patch):
+    honest = scaling.RobustScaler.fit
+    spoilt = classmethod(lambda cls, x_NF, rows=None, **options: honest(x_NF, None, **options))
+    patch.setattr(scaling.RobustScaler, "fit", spoilt)
+
+
+def clusters_of_all(patch):
+    """The step's real selection, on every row."""
+    honest = feature_selection.SELECTIONS["clusters"]
+
+    def spoilt(sample, **options):
+        return honest(replace(sample, rows=np.arange(len(sample.x_NF))), **options)
+
+    patch.setitem(feature_selection.SELECTIONS, "clusters", spoilt)
+
+
+FITTED = {"part": "fitted h10", "spec": LEARNT}
+INJECTED = [
+    Injected("negative shift", one_ahead, "features"),
+    Injected("left-labelled frame", known_at_their_start, "frame 60m", "(rows)", also=("features",)),
+    Injected("calendar or tick of the whole file", read_off_the_file, "facts", symbol="ODD"),
+    Injected("label_end too early", proven_a_bar_early, "labels h10"),
+    Injected("unpurged", unpurged, "split h10", spec=LEARNT),
+    Injected("embargo forgotten", without_embargo, "split h10", spec=LEARNT),
+    Injected("scaler of all rows", scaler_of_all, column="preprocessing", **FITTED),
+    Injected("clusters of all rows", clusters_of_all, column="preprocessing", steps=("clusters", "robust"),
+             **FITTED),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("steps", sorted({one.steps for one in INJECTED}), ids="-".join)
+def test_prove_standard_pipeline_without_injection_passes(steps, bars):
+    proof = prove(clean_pipeline(preprocess=steps), bars, replace(CUT, cuts=4, whole_cuts=1, fit_rows=2_000))
+    assert proof.passed, [leak.sentence() for leak in proof.leaks]
+
+
+@pytest.mark.parametrize("one", INJECTED, ids=lambda one: one.name.replace(" ", "_"))
+def test_prove_leak_injected_into_library_function_is_reported(one, bars, monkeypatch):
+    one.inject(monkeypatch)
+    proof = prove(clean_pipeline(one.symbol, preprocess=one.steps), bars, one.spec)
+    found = [leak for leak in proof.leaks if leak.part == one.part and leak.column.startswith(one.column)]
+    assert found, [leak.sentence() for leak in proof.leaks]
+    assert {leak.part for leak in proof.leaks} <= {one.part, *one.also}, [leak.sentence() for leak in proof.leaks]
