@@ -1,5 +1,6 @@
 """What every test may ask for."""
 
+import inspect
 import os
 import resource
 import shutil
@@ -12,6 +13,7 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -55,10 +57,18 @@ def prepared_template(tmp_path_factory) -> Path:
 
 
 class NoFigures:
-    """Stands in for a module of figures: whatever it is to draw is None."""
+    """Stands in for a module of figures: whatever it is to draw is None, of arguments that its function takes."""
+
+    def __init__(self, module: ModuleType):
+        self.module = module
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *given, **named: None
+        taken = inspect.signature(getattr(self.module, name))
+
+        def undrawn(*given, **named) -> None:
+            taken.bind(*given, **named)
+
+        return undrawn
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -76,12 +86,13 @@ def undrawn() -> Iterator[list[tuple]]:
             style = import_module("ml_factory.evaluation.plot_style")
             figures = [(report, name, getattr(report, name)) for name in ("plots", "data_plots")]
             figures.append((style, "figure_to_svg", style.figure_to_svg))
-            for module, name, _ in figures[:2]:
-                patch.setattr(module, name, NoFigures())
+            for module, name, drawing in figures[:2]:
+                patch.setattr(module, name, NoFigures(drawing))
             patch.setattr(style, "figure_to_svg", lambda figure, name: "<svg></svg>")
             patch.setattr(backtest, "SHIFTS", 5)
-            patch.setattr(prepare, "QUICK", replace(prepare.QUICK, feed_pushes=15))
-            patch.setattr(audit, "ProofSpec", partial(audit.ProofSpec, feed_pushes=100))
+            patch.setattr(prepare, "QUICK", replace(prepare.QUICK, feed_pushes=min(15, prepare.QUICK.feed_pushes)))
+            pushes = min(100, audit.ProofSpec.feed_pushes)
+            patch.setattr(audit, "ProofSpec", partial(audit.ProofSpec, feed_pushes=pushes))
             patch.setattr(audit, "SAMPLE_ROWS", {"tabular": 1_000, "network": 500})
         yield figures
 

@@ -289,7 +289,7 @@ def test_predict_bars_before_test_rows_raise_unless_all_rows(finished, tmp_path)
 # ---- folds, stack, report ------------------------------------------------------------------------------------------
 
 
-def test_stack_of_two_models_writes_pooled_predictions_and_report(prepared):
+def test_stack_of_two_models_writes_pooled_predictions_and_report(prepared, drawn):
     result = pipeline.stack(prepared, "DEMO", H, ("xgboost", "lightgbm"), folds=2, quick=True, mirror="off")
     assert list(result.weights.index) == ["xgboost", "lightgbm"] and result.limited
     printed = pipeline.load_predictions(prepared, "DEMO", H, "stack")

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import re
 from pathlib import Path
 
 import nbformat
@@ -224,6 +225,11 @@ def test_error_and_log_messages_with_secret_are_redacted(secret, caplog):
         except ValueError:
             logging.getLogger(name).exception("a traceback")
     assert len(caplog.records) == 2 * len(LOGGERS) and not holds(secret, caplog.text)
+
+
+def test_loggers_of_the_package_are_redacted():
+    sources = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    assert set(re.findall(r'getLogger\("(ml_factory[^"]*)"', sources)) == set(LOGGERS)
 
 
 @pytest.mark.parametrize("piece", ["a.b-c_", "password ", "://a:", "bearer ", "eyJ", '"password": "', "sk-", "x "])

@@ -194,6 +194,9 @@ class Workspace:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Workspace) and self.root == other.root
 
+    def __hash__(self) -> int:
+        return hash(self.root)
+
 
 def parse_raw_bars_name(name: str) -> tuple[str, int] | None:
     """Split a file name of data/raw, such as MES_5m.parquet, into (symbol, minutes of a bar); None for other names."""

@@ -24,7 +24,7 @@ from ml_factory.training.losses import weighted_cross_entropy
 from ml_factory.training.spec import NetworkSpec
 
 
-def _init_network_from_seed(
+def init_network_from_seed(
     name: str, network: type[nn.Module], features: int, lookback: int, classes: int, spec: Any, seed: int
 ):
     """Build a network whose weights depend on the seed alone."""
@@ -95,7 +95,7 @@ class NeuralClassifier(ModelBase):
     def _build(self) -> None:
         """Build an untrained network from the seed; with a clock offset its initial logits are 0."""
         spec = self.settings
-        self.network = _init_network_from_seed(
+        self.network = init_network_from_seed(
             self.name, self.kind, self.n_features, spec.lookback, len(CLASSES), self.network_spec, spec.seed
         )
         if spec.offset_column >= 0:

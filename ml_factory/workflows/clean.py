@@ -21,7 +21,7 @@ from ml_factory.result import Result
 from ml_factory.runs import StoredRun, read_stored_runs
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.files import REMOVED, files
-from ml_factory.storage.locks import acquire_lock_file, release_lock_file
+from ml_factory.storage.locks import acquire_lock_file, check_lock_file_free, release_lock_file
 from ml_factory.storage.stored_paths import stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol, push_workspace_on_exit
 
@@ -72,7 +72,7 @@ def clean(
     started, workspace, symbol = time.perf_counter(), Workspace(workspace), check_symbol(symbol)
     if type(keep) is not int or keep < 1:
         raise SettingsError("At least one is kept", where="keep", got=repr(keep), wanted="1 or more")
-    with _without_prepare(workspace.processed(symbol)) as idle:
+    with _without_prepare(workspace.processed(symbol), dry_run) as idle:
         find = partial(_find_needless, workspace, symbol, keep, data=idle)
         needless, kept = find()
         items = [replace(one, size=files.folder_bytes(one.path)) for one in needless.values()]
@@ -99,21 +99,25 @@ def clean(
 
 
 @contextmanager
-def _without_prepare(processed: Path) -> Iterator[bool]:
-    """Hold the lock of `prepare` inside a `with`; it yields False where another process prepares this symbol now."""
+def _without_prepare(processed: Path, dry_run: bool) -> Iterator[bool]:
+    """Hold the lock of `prepare` inside a `with`; it yields False where another process prepares this symbol now.
+
+    dry_run : only look at the lock, and write nothing.
+    """
     lock = processed / "prepare.lock"
     if not files.is_folder(processed):
         yield True
         return
     try:
-        acquire_lock_file(lock, "the prepared data")
+        (check_lock_file_free if dry_run else acquire_lock_file)(lock, "the prepared data")
     except CheckpointError:
         yield False
         return
     try:
         yield True
     finally:
-        release_lock_file(lock)
+        if not dry_run:
+            release_lock_file(lock)
 
 
 def _remove(item: RemovableItem, workspace: Workspace, needless: Callable[[], Collection[Path]]) -> bool:

@@ -113,7 +113,7 @@ from ml_factory.features.entropy import lempel_ziv_phrases, sigma_bins
 from ml_factory.features.fractional import fractional_difference_weights, fractional_return_weights
 from ml_factory.features.volatility import range_variances
 from ml_factory.features.wavelet import SCALES
-from ml_factory.features.windows import window_std, window_sum
+from ml_factory.features.windows import balance, ratio, window_std, window_sum
 from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.guard import open_minutes
 from ml_factory.lazy_module import EXTRAS, LazyModule, import_module_or_explain

@@ -102,6 +102,16 @@ def test_guarded_stream_of_faulty_feed_acts_with_reason(guarded, raw_bars, kind)
         assert set(rows["guard"]) == {other} and rows[P].isna().all(axis=None) == empty
 
 
+def test_guarded_stream_takes_limits_of_prices_from_the_reference_of_training(guarded, bundle, raw_bars):
+    limits = bundle.reference.limits | {"unit_jump": np.log(1.25), "stuck_bars": 24.0}
+    own = replace(bundle, reference=replace(bundle.reference, limits=limits))
+    for kind, wanted in (("stuck", "fewer than 24"), ("unit", "between 0.8 and 1.25 wanted")):
+        stream, last = GuardedStream(own, GuardSettings(**QUIET), cold=False), raw_bars.iloc[-7 - LAST : -7]
+        stream.load_state(guarded().get_state())
+        answers = stream.push(pd.concat([last.iloc[:50], FAULTS[kind][0](last.iloc[50:])]))
+        assert answers["reason"].str.contains(wanted).any(), kind
+
+
 def test_guarded_stream_of_single_bars_and_restored_equals_one_push(guarded, raw_bars):
     last, faults = raw_bars.iloc[-7 - LAST : -7], [fault for fault, _, _ in FAULTS.values()]
     last = pd.concat([last.iloc[:20], *(fault(last.iloc[20 + 70 * at :][:70]) for at, fault in enumerate(faults))])

@@ -51,8 +51,8 @@ def test_network_is_torchvisions_with_the_standard_stem_and_narrow_ones_keep_its
 def test_training_killed_in_an_epoch_goes_on_there_and_weights_are_written_where_they_are_requested_later(
     shards, tmp_path, monkeypatch
 ):
-    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")  # that the bits are the same: tests/contract
-    place, lines = Workspace(tmp_path / "cut"), []
+    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
+    place, straight, lines = Workspace(tmp_path / "cut"), Workspace(tmp_path / "straight"), []
 
     def emit(line: str) -> None:
         if "Epoch=2 Step=3 " in line:
@@ -61,14 +61,16 @@ def test_training_killed_in_an_epoch_goes_on_there_and_weights_are_written_where
     with pytest.raises(KeyboardInterrupt):
         train_resnet50(place, settings_of(shards), emit=emit)
     result = train_resnet50(place, settings_of(shards), emit=lines.append)
+    train_resnet50(straight, settings_of(shards), emit=lambda line: None)
     assert 0 < sum("Training Device" in line for line in lines) < 4
     assert result["max_accuracy"] == max(one["accuracy"] for one in result["history"]) and len(result["history"]) == 2
     assert result["train_seconds"] == pytest.approx(sum(one["seconds"] for one in result["history"]))
     target = tmp_path / "later" / "model.pt"
     again = train_resnet50(place, settings_of(shards, save_model=str(target)), emit=lines.append)
     assert again["run"] == result["run"] and "finished before" in lines[-1] and again["saved"] == str(target)
-    later, kept = read_state_file(target)["weights"], weights_of(place)
-    assert later.keys() == kept.keys() and all(torch.equal(value, kept[name]) for name, value in later.items())
+    kept = weights_of(place)
+    for other in (read_state_file(target)["weights"], weights_of(straight)):
+        assert other.keys() == kept.keys() and all(torch.equal(value, kept[name]) for name, value in other.items())
 
 
 def test_log_of_made_up_images_has_the_lines_of_the_guide_in_file_and_output_and_events(shards, tmp_path):

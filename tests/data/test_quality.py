@@ -42,6 +42,13 @@ def test_check_bars_bars_after_scheduled_early_close_report_no_findings():
     assert report.kinds == () and report.facts["absent_minutes"] == 0
 
 
+def test_check_bars_single_price_bars_that_change_report_no_stale_run(clean):
+    raw = clean.copy()
+    for column in ("open", "high", "low"):
+        raw.loc[3000:3040, column] = raw.loc[3000:3040, "close"]
+    assert report_of(raw).kinds == ()
+
+
 def test_check_bars_24h_bars_on_cme_calendar_report_outside_session_only():
     always = synthetic_bars(14, "null", seed=4, calendar="24h", start="2024-02-26", missing=0.05).reset_index()
     assert "outside_session" in report_of(always).kinds and "zone_mislabel" not in report_of(always).kinds

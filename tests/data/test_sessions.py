@@ -180,6 +180,7 @@ def test_market_for_changes_after_20_sessions_keep_inferred_market(make_raw):
     spoiled.loc[later, "volume"] = 0.0
     first, second = resolve_market_spec("FOO", bars), resolve_market_spec("FOO", spoiled)
     assert first == second and first.tick == 0.25 and first.has_volume and first.calendar == "cme"
+    assert not resolve_market_spec("FOO", bars.assign(volume=bars["volume"].where(later, 0.0))).has_volume
     warnings = first.inferred_fact_warnings()
     assert len(warnings) == 2 and "first 20 sessions" in warnings[0]
 

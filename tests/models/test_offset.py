@@ -12,6 +12,7 @@ from ml_factory.seeding import seeded_generator
 from ml_factory.storage.serialization import serialize_state
 from ml_factory.training.estimator import zero_output_head
 from ml_factory.training.export_state_dict import NetworkWithClockOffset
+from tests.interrupting_phase import InterruptingPhase
 
 T, BARS = 8, 40
 CLOCK = {"offset_column": 1, "offset_bars": 4, "threads": 1}
@@ -87,6 +88,16 @@ def test_network_with_offset_patience_counts_from_untrained_network():
     model = make("gru", lr=0.1, epochs=9, patience=3)
     result = model.fit(with_first(x, 4.0 * y), y, validation=(with_first(x, 4.0 * ((y + 2) % 3 - 1)), y))
     assert result.best_epoch == 0 and len(result.history) == 3 and result.stopped_early
+
+
+def test_network_with_offset_resumed_fit_keeps_untrained_network_as_best():
+    x, y = sessions("gru")
+    told, lie, box = with_first(x, 4.0 * y), with_first(x, 4.0 * ((y + 2) % 3 - 1)), InterruptingPhase(5)
+    with pytest.raises(KeyboardInterrupt):
+        make("gru", lr=0.1, save_seconds=0.0).fit(told, y, validation=(lie, y), checkpoints=box)
+    again = make("gru", lr=0.1, save_seconds=0.0)
+    assert again.fit(told, y, validation=(lie, y), checkpoints=box).best_epoch == 0
+    np.testing.assert_allclose(again.predict_proba(lie), np.exp(clock_of(x, y).log_class_shares(column(x))), rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", SOME)

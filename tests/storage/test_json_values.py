@@ -20,6 +20,7 @@ HOSTILE = {
     "lists that only a parser bears": b"[" * 500 + b"]" * 500,
     "5,000 digits": b'{"fence": ' + b"7" * 5000 + b"}",
     "400 digits, more than a float holds": b'{"time": ' + b"7" * 400 + b"}",
+    "a name twice": b'{"fence": 1, "fence": 2}',
     "not UTF-8": b'["\xff"]',
     "one long text": b'["' + "\N{MUSICAL SYMBOL G CLEF}".encode() * 4_200_000 + b'"]',
     "nothing": b"",

@@ -15,7 +15,7 @@ def test_workspace_creates_documented_folders_and_paths(tmp_path):
     assert made == {"data", "data/raw", "data/processed", "models", "checkpoints", "results"}
     assert workspace.raw_bars("MES") == tmp_path / "w/data/raw/MES_1m.parquet"
     assert workspace.processed("BRK.B") == tmp_path / "w/data/processed/BRK.B"
-    assert Workspace(workspace) == Workspace(str(workspace.root)) == workspace
+    assert {Workspace(workspace), Workspace(str(workspace.root))} == {workspace}
 
 
 def test_workspace_default_root_follows_environment_then_checkout(tmp_path, monkeypatch):

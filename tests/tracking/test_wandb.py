@@ -369,33 +369,37 @@ def sync_of(client, tmp_path: Path, snapshot=None, attempt="0001-1-0.jsonl", **g
     return WandbSync(client, spec, **given)
 
 
-def test_wandb_sync_uploads_intact_copy_of_slot_that_is_overwritten(tmp_path, service, monkeypatch):
+@pytest.mark.parametrize("moment", [(RunSnapshot, "files"), (WandbSync, "delete_old_checkpoints")])
+def test_wandb_sync_uploads_intact_copy_of_slot_that_is_overwritten(tmp_path, service, monkeypatch, moment):
+    """Before its copy is verified, and after."""
     store = service()
     with CheckpointManager(tmp_path / "c", run="r", background=False) as manager:
         path = Path(manager.save_checkpoint("p", {"a": 1}, force=True)["path"])
         whole = path.read_bytes()
         sync = sync_of(import_stand_in(tmp_path), tmp_path, snapshot_of(manager, tmp_path))
-        found = RunSnapshot.files
+        step = getattr(*moment)
 
-        def overwrite(snapshot):
-            names = found(snapshot)
+        def overwrite(*given):
+            made = step(*given)
             path.write_bytes(whole[:-9])
-            return names
+            return made
 
         with monkeypatch.context() as patch:
-            patch.setattr(RunSnapshot, "files", overwrite)
+            patch.setattr(*moment, overwrite)
             sync.upload_checkpoints()
-        assert not versions(store, "checkpoints-r")
-        path.write_bytes(whole)
-        sync.upload_checkpoints()
+        if moment[0] is RunSnapshot:
+            assert not versions(store, "checkpoints-r")
+            path.write_bytes(whole)
+            sync.upload_checkpoints()
     [version] = versions(store, "checkpoints-r")
     assert (version / "p.ckpt").read_bytes() == whole
 
 
-def test_wandb_sync_uploads_new_checkpoints_at_set_interval(tmp_path, service, monkeypatch):
+@pytest.mark.parametrize(("between", "sent"), [(600.0, 1), (0.0, 2)])
+def test_wandb_sync_uploads_new_checkpoints_at_set_interval(tmp_path, service, monkeypatch, between, sent):
     store = service()
-    for name in ("FIRST_SECONDS", "CHECKPOINT_SECONDS", "POLL_SECONDS"):
-        monkeypatch.setattr(wandb_sync, name, 0.0)
+    for name, seconds in (("FIRST_SECONDS", 0.0), ("CHECKPOINT_SECONDS", between), ("POLL_SECONDS", 0.0)):
+        monkeypatch.setattr(wandb_sync, name, seconds)
     calls, deadlines = [], []
     with CheckpointManager(tmp_path / "c", run="r", background=False) as manager:
 
@@ -410,7 +414,7 @@ def test_wandb_sync_uploads_new_checkpoints_at_set_interval(tmp_path, service, m
             set_deadline=lambda seconds, reason: deadlines.append(seconds),
         )  # fmt: skip
         sync.follow_log(over)
-    assert len(versions(store, "checkpoints-r")) == 2  # what is not new is not sent again
+    assert len(versions(store, "checkpoints-r")) == sent  # what is not new is not sent again
     assert deadlines[0] > 7 and deadlines[1] is None  # a service that hangs ends the mirror, not the other way round
 
 

@@ -1,9 +1,15 @@
+import math
+
 import numpy as np
 import pytest
+import torch
 
 from ml_factory.datasets.windows import Windows
 from ml_factory.errors import FactoryError
 from ml_factory.models.registry import build_model
+from ml_factory.models.sequence import LSTM, RecurrentSpec
+from ml_factory.training.estimator import init_network_from_seed
+from ml_factory.training.losses import weighted_cross_entropy
 
 SMALL = {"epochs": 2, "batch": 32, "lookback": 8, "hidden": 8, "device": "cpu", "threads": 1}
 
@@ -25,6 +31,22 @@ def test_estimator_fit_on_windows_equals_fit_on_arrays(market):
         model.fit(x, y)
         p.append(model.predict_proba(x))
     np.testing.assert_array_equal(p[0], p[1])
+
+
+def test_weighted_cross_entropy_equals_hand_computed_values():
+    logits_BC = torch.tensor([[0.0, 0.0, 0.0], [math.log(2.0), 0.0, 0.0]])
+    total, weight = weighted_cross_entropy(logits_BC, torch.tensor([2, 0]), torch.tensor([1.0, 4.0]))
+    assert weight == 5
+    torch.testing.assert_close(total, torch.tensor(math.log(3.0) + 4 * math.log(2.0)))
+
+
+def test_network_initial_weights_depend_on_seed_only():
+    weights = []
+    for place, seed in enumerate((0, 0, 1)):
+        torch.manual_seed(place)
+        network = init_network_from_seed("lstm", LSTM, 5, 8, 3, RecurrentSpec(hidden=4), seed)
+        weights.append(torch.cat([value.flatten() for value in network.state_dict().values()]))
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
 
 
 def test_estimator_fit_on_other_window_shape_raises_error(market):

@@ -85,6 +85,7 @@ def test_train_without_certificate_raises_unless_uncertified(prepared):
     assert "none: uncertified" in trained.report_path.read_text()
     again = pipeline.prepare(prepared, "DEMO", (5,), settings=SMALL_DATA)
     assert again.reused and again.proof == "quick, 10 cuts"  # prepare proves what lacks a proof
+    assert "features, fed bar by bar" in certificate_of(prepared).compared
     write_certificate(prepared.processed("DEMO"), replace(certificate_of(prepared), code="0" * 64))
     pipeline.prepare(prepared, "DEMO", (5,), settings=SMALL_DATA)  # and what other code proved
     assert certificate_of(prepared).code == certified_code_hash()
@@ -125,7 +126,8 @@ def test_cli_audit_with_leaky_feature_names_leak_and_exits_1(prepared, monkeypat
 def test_audit_full_form_passes_and_is_reused(prepared):
     found = pipeline.audit(prepared, "DEMO")
     assert found.passed and found.cuts == 50 and found.form == "full, 50 cuts"
-    assert {"features", "frame 5m", "frame 60m", "labels h5", "fitted h5"} <= set(found.compared)
+    fed = "features, fed bar by bar"
+    assert {"features", "frame 5m", "frame 60m", "labels h5", "fitted h5", fed} <= set(found.compared)
     assert "nothing looks ahead" in found.summary() and found.certificates[0].is_file()
     assert len(found.plot().axes[0].lines) == 51
     again = pipeline.audit(prepared, "DEMO")
@@ -262,6 +264,12 @@ def prior_of_all(patch):
     patch.setattr(evaluation, "prepared_dataset_baselines", spoilt)
 
 
+def prior_loss_of_all(patch):
+    honest = evaluation.dataset_weighted_prior_loss
+    spoilt = lambda data, training_rows, rows: honest(data, np.arange(len(data.labels)), rows)  # noqa: E731
+    patch.setattr(evaluation, "dataset_weighted_prior_loss", spoilt)
+
+
 def worsened_prior(patch):
     honest = evaluation.prior_baseline_probabilities
     spoilt = lambda *given: 0.8 * honest(*given) + 0.2 / 3  # noqa: E731
@@ -298,6 +306,7 @@ FAULTS = {
         "training: trained xgboost",
     ),
     "prior of all rows": (prior_of_all, "training: evaluated xgboost['metrics']"),
+    "prior loss of all rows": (prior_loss_of_all, "training: evaluated xgboost['prior']"),
     "worsened prior": (worsened_prior, "baseline: prior, log loss of test rows"),
     "a baseline's volatility of the next bar": (volatility_of_next_bar, "training: evaluated xgboost['metrics']"),
     "forecasts tempered by outcomes": (forecasts_tempered_by_outcomes, "predictions: p_"),
@@ -347,6 +356,7 @@ def softened(p_N3):
         (lambda fold: fold | {"test": fold["test"][1:]}, "fold: test"),
         (lambda fold: fold | {"scaler": RobustScaler.fit(fold["features"].to_numpy())}, "fold: scaler['center']"),
         (lambda fold: fold | {"inputs_test": np.roll(fold["inputs_test"], -1, axis=0)}, "fold: inputs_test"),
+        (lambda fold: fold | {"inputs_train": fold["inputs_train"][::-1]}, "fold: inputs_train"),
         (lambda fold: fold | {"y": np.roll(fold["y"], -1)}, "fold: y"),
         (lambda fold: fold | {"forecasts": softened(fold["forecasts"])}, "fold: forecasts"),
     ],

@@ -144,6 +144,8 @@ def test_clean_deletes_superseded_and_interrupted_data(workspace):
     begun = DatasetStore.begin(processed, fingerprint_json("under way"))
     begun.folder.mkdir()
     (begun.folder / "rows.npy").write_bytes(b"x" * 100)
+    listed = pipeline.clean(workspace, "MES", dry_run=True)
+    assert len(listed.items) == 2 and not (processed / "prepare.lock").exists()  # a list writes nothing, no lock either
     result = pipeline.clean(workspace, "MES")
     assert kinds(result) == {"prepared data": 2}  # with the one that no process has the lock of
     assert not begun.folder.exists() and not old.folder.exists()

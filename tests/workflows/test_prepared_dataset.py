@@ -16,6 +16,7 @@ from ml_factory.evaluation.baselines import BASELINES, session_time
 from ml_factory.evaluation.calibration import Calibration
 from ml_factory.evaluation.metrics import row_log_loss
 from ml_factory.features.build import FeatureSpec
+from ml_factory.leakage.blind import Split, find_unpurged_rows
 from ml_factory.models.registry import build_model
 from ml_factory.models.session_clock import SessionClock
 from ml_factory.runs import FitCheckpoints, open_run
@@ -97,6 +98,9 @@ def test_evaluate_artifact_counts_prior_on_rows_with_full_window(prepared, data,
     wanted = prior_loss(np.intersect1d(read, data.splits["train"]))
     assert test.loc["prior", "log_loss"] == pytest.approx(wanted, rel=1e-12)
     assert abs(wanted - prior_loss(data.splits["train"])) > 1e-4  # counted on all of them it is another number
+    sided = of_one_class(data, data.splits["validation"])
+    reason = evaluation.evaluate_artifacts(workspace, sided, {"lstm": artifact}).verdicts["lstm"].reason
+    assert "no validation row is short or neutral" in reason
 
 
 def test_development_rows_end_before_first_test_row(data):
@@ -275,10 +279,23 @@ def test_fold_plan_limit_is_of_training_rows_only_and_embargo_at_least_the_input
     for scheme in SCHEMES:
         whole = plan_of(data, scheme)
         plan = plan_of(data, scheme, limit=50 * len(whole.folds))
-        assert (plan.embargo, plan_of(data, scheme, lookback=100).embargo) == (64, 100)
+        for lookback, embargo in ((1, 64), (100, 100)):
+            purged = plan_of(data, scheme, lookback=lookback)
+            assert purged.embargo == embargo
+            for train, test in purged.folds:
+                split = Split("", {"train": train, "test": test}, embargo)
+                assert not list(find_unpurged_rows(purged.labels, split, "fold"))
         assert plan.quick_limits["rows of a fold"].startswith("50 of ") and not whole.quick_limits
         for (train, test), (all_train, all_test) in zip(plan.folds, whole.folds, strict=True):
             assert len(train) == 50 and np.isin(train, all_train).all() and test.tolist() == all_test.tolist()
+
+
+def test_fold_scheme_of_a_window_trains_on_so_many_rows_and_is_recorded(prepared):
+    rolled = plan_of(prepared[1], "walk_forward_rolling", 3, window=400).table()
+    assert rolled["train"].between(300, 400).all()
+    assert (plan_of(prepared[1], "walk_forward_rolling", 3).table()["train"] > 400).all()
+    assert FoldSchemeSpec("walk_forward_rolling", window=400).to_dict()["window"] == 400
+    assert FoldSchemeSpec("combinatorial", test_blocks=3).to_dict()["test_blocks"] == 3
 
 
 def test_path_metrics_match_hand_computed_losses_per_path(prepared):
@@ -409,13 +426,17 @@ def test_finished_folds_are_on_the_drive_before_the_cross_validation_ends(prepar
     monkeypatch.setenv("ML_FACTORY_MOUNTS", str(tmp_path / "drive"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     workspace, data = Workspace(tmp_path / "drive"), prepared[1]
-    plan, spec = plan_of(data, "purged_kfold", 2), make_run_settings(
+    seen, plan, spec = [], plan_of(data, "purged_kfold", 2, lookback=20), make_run_settings(
         "MES", HORIZON, "linear", task="folds", seed=0, quick=False, data="0", settings=None
     )  # fmt: skip
     with open_run(workspace, spec) as run:
-        fit_folds(run, data, plan, FoldModel(0, "linear", {"rounds": 5}))
+        found = fit_folds(run, data, plan, FoldModel(0, "linear", {"rounds": 5}), seen.append)
         assert workspace.wait(60)
         assert len(list((tmp_path / "drive").glob("results/MES/*/fold-linear-*-of-2.state"))) == 2
+    assert not plan.usable.all()  # rows without a whole window are neither learnt from nor forecast
+    for (_, test), p, learnt in zip(plan.folds, found.forecasts, seen, strict=True):
+        np.testing.assert_array_equal(np.isfinite(p).all(axis=1), plan.usable[test])
+        assert np.isin(learnt["train"], plan.rows[plan.usable]).all()
 
 
 def test_inner_validation_of_twelve_rows_matches_docstring():

@@ -226,19 +226,22 @@ def test_train_restarted_with_fresh_never_overwrites_longer_run(often):
     assert train(often, run=longest)[0].resumed_from == 5
 
 
-def test_train_resumed_with_other_core_count_is_marked_inexact_in_all_outputs(often, monkeypatch):
+def test_train_resumed_with_other_core_count_and_library_is_marked_inexact_in_all_outputs(often, monkeypatch):
+    installed = runs.installed_library_versions
     with monkeypatch.context() as patch:
         patch.setattr(runs, "cores", lambda: 64)
+        patch.setattr(runs, "installed_library_versions", lambda names: installed(names) | {"numpy": "9.9"})
         train(often, 4, model_settings=UNTHREADED)
     result, (line,) = train(often, model_settings=UNTHREADED)
-    reason = f"threads: began with 64, now {runs.cores()}"
+    reasons = [f"numpy: began with 9.9, now {np.__version__}", f"threads: began with 64, now {runs.cores()}"]
+    reason = ", ".join(reasons)
     assert "unfinished at" in line and f"on another machine ({reason}): continued, not bit-exact" in line
     assert f"continued, not bit-exact: {reason}" in result.summary()
     assert result.origin["value"]["bits"] == "continued, not bit-exact"
     page = result.report_path.read_text()
     assert "Continued, not bit-exact" in page and reason in page
     facts = json.loads((result.artifact / "artifact.json").read_text())["facts"]
-    assert facts["inexact"] == [reason] and not facts["exact"]
+    assert facts["inexact"] == reasons and not facts["exact"]
 
 
 def test_cross_validate_resumed_with_other_threads_is_marked_inexact(prepared, monkeypatch):

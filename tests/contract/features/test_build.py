@@ -13,9 +13,11 @@ from tests.contract.doors import (
     FAMILIES,
     FeatureSpec,
     MarketSpec,
+    balance,
     build_features,
     compute_family_columns,
     feature_column_names,
+    ratio,
     resample_bars,
     timeframe_name,
     window_sum,
@@ -205,6 +207,13 @@ def test_frame_staleness_without_a_break_is_below_the_frame_length():
     matrix = build_features(bars, MarketSpec("X", "24h", None, True), FeatureSpec(families=("regime",)))
     assert {name: ages["max"] for name, ages in matrix.frame_staleness.items()} == {"15m": 10, "30m": 25, "60m": 55}
     assert matrix.frame_staleness["60m"]["mean"] == pytest.approx(27.5, abs=0.2)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_ratio_and_balance_of_nothing_are_neutral_and_missing_stays_missing():
+    a, b = np.array([1.0, 0.0, 2.0, np.nan, 1.0]), np.array([2.0, 0.0, 0.0, 0.0, np.nan])
+    np.testing.assert_array_equal(ratio(a, b, 0.5), [0.5, 0.5, 0.5, np.nan, np.nan])
+    np.testing.assert_array_equal(balance(a, b), [-1 / 3, 0.0, 1.0, np.nan, np.nan])
 
 
 def test_timeframe_names_are_minutes_hours_and_days():
