@@ -172,7 +172,7 @@ def _check_layout(path: Path, text: str) -> tuple[int, str]:
     header, got = _fields(first, delimiter), f"first line {first[:80]!r}"
     if len(header) < 5:
         wanted = "column names separated by comma, semicolon, tab or '|'"
-        raise BarsError("No columns found", where=path, got=got, wanted=wanted, next_step="export it so")
+        raise BarsError("No columns found", where=path, got=got, wanted=wanted, next_step="export it with one of these")
     if not any(letter.isalpha() for name in header for letter in name):
         step = "add: " + delimiter.join(("timestamp", "open", "high", "low", "close", "volume"))
         raise BarsError("The first line is no header", where=path, got=got, wanted="column names", next_step=step)

@@ -1,4 +1,4 @@
-"""Runs: attempts beside each other, the one line on what is found, what a kill left undone, and what W&B gives back."""
+"""Runs: several attempts, the one line on what is found, what a kill left undone, and what W&B gives back."""
 
 import json
 import os
@@ -132,7 +132,7 @@ class Killed(BaseException):
 
 
 def train(workspace: Workspace, until: int = 0, model: str = "xgboost", **how):
-    """The result and the lines told; killed after `until` blocks where that is above 0."""
+    """Return the result and the printed lines; killed after `until` blocks where that is above 0."""
     lines = []
 
     def kill(epoch, metrics):
