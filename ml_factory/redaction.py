@@ -4,6 +4,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import urlparse
@@ -86,10 +87,19 @@ def _redacted(text: str, secrets: list[str]) -> str:
 
 def _known_secrets() -> list[str]:
     """Return the secrets in the environment (variables whose names say so, passwords of URLs) and in .netrc, longest
-    first.
+    first; computed again only where one of the two has changed.
     """
-    found = {value.strip() for name, value in os.environ.items() if _names_secret(name, value.strip())}
-    for value in os.environ.values():
+    try:
+        stamp = os.stat(_netrc_path()).st_mtime_ns
+    except (OSError, RuntimeError):
+        stamp = 0
+    return _find_secrets(tuple(os.environ.items()), stamp)
+
+
+@lru_cache(maxsize=1)
+def _find_secrets(environment: tuple[tuple[str, str], ...], netrc_stamp: int) -> list[str]:
+    found = {value.strip() for name, value in environment if _names_secret(name, value.strip())}
+    for _, value in environment:
         found |= {password for _, password in _URL_USER.findall(value) if not _ORDINARY.fullmatch(password)}
     found |= set(_NETRC_PASSWORD.findall(_netrc()))
     return sorted((one for one in found if len(one) >= _SHORTEST and not _is_path(one)), key=len, reverse=True)
@@ -167,8 +177,12 @@ def has_wandb_key() -> bool:
     return bool(os.environ.get("WANDB_API_KEY") or re.search(rf"\bmachine\s+({hosts})(:\d+)?\s", _netrc()))
 
 
+def _netrc_path() -> Path:
+    return Path(os.environ.get("NETRC") or Path.home() / ".netrc")
+
+
 def _netrc() -> str:
     try:
-        return Path(os.environ.get("NETRC") or Path.home() / ".netrc").read_text()
+        return _netrc_path().read_text()
     except (OSError, UnicodeDecodeError, RuntimeError):
         return ""

@@ -206,8 +206,9 @@ def progress_words(metrics: Mapping | None) -> str:
     return f"epoch {metrics['epochs']}, step {metrics['step']}" if "step" in metrics else "a checkpoint"
 
 
-def open_run_checkpoints(folder: Path, run: "RunFolder") -> CheckpointManager:
+def open_run_checkpoints(workspace: Workspace, run: "RunFolder") -> CheckpointManager:
     """Open the checkpoints of this run, saved on the environment's schedule, and before this session ends."""
+    folder = workspace.checkpoints_of(run.run_id)
     return CheckpointManager(folder, checkpoint_minutes_from_environment(), run=run.run_id, ending=is_session_ending)
 
 
@@ -394,7 +395,7 @@ def open_run(workspace: Workspace, settings: RunSettings, options: RunOptions | 
         attempt = RunFolder(options.run, stored_path(parent, options.run, inside=parent.parent))
     else:
         attempt = newest_run_folder(parent, settings.run_id, options.fresh)
-    with open_run_checkpoints(workspace.checkpoints, attempt) as manager:
+    with open_run_checkpoints(workspace, attempt) as manager:
         run = Run(attempt.run_id, attempt.folder, workspace, settings, manager)
         run.phase.check_unlocked_by_others()
         run.restore(options)
@@ -441,7 +442,7 @@ class StoredRun(RunFolder):
         Raises CheckpointError when another process works on it.
         """
         name = _owned_phase(self.facts["task"], self.models)
-        with open_run_checkpoints(workspace.checkpoints, self) as manager, manager.phase(name).acquired():
+        with open_run_checkpoints(workspace, self) as manager, manager.phase(name).acquired():
             yield
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from typing import Any
 
-from ml_factory.argument_checks import check_horizon, check_seed
+from ml_factory.argument_checks import CALENDARS, check_horizon, check_seed
 from ml_factory.code_fingerprint import source_hash
 from ml_factory.data.validation import RawBarSpec
 from ml_factory.datasets.preprocessing import check_preprocessing_steps
@@ -53,6 +53,9 @@ class DataSpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "preprocess", check_preprocessing_steps(self.preprocess))
+        if self.calendar not in (None, *CALENDARS):
+            hint = did_you_mean(str(self.calendar), CALENDARS)
+            raise SettingsError("Unknown trading calendar", where="calendar", got=repr(self.calendar), next_step=hint)
         if self.tick is not None and not 0 < self.tick < math.inf:
             raise SettingsError("A tick is a positive price step", where="tick", got=self.tick, wanted="> 0")
         found = [

@@ -117,7 +117,8 @@ def test_cli_mistakes_exit_with_their_code_in_one_line_and_write_nothing(call, p
 
 @pytest.mark.parametrize("verb", ["prepare", "suite"])
 def test_cli_wrong_values_make_no_workspace(verb, call, tmp_path):
-    for words in (("--horizon", 0), ("--symbol", "mes"), ("--symbol", "MES", "--data", "none.csv")):
+    of_prepare = [("--calendar", "moon"), ("--set", "labels.upper=-1")] if verb == "prepare" else []
+    for words in (("--horizon", 0), ("--symbol", "mes"), ("--symbol", "MES", "--data", "none.csv"), *of_prepare):
         code, out, err = call(verb, "--workspace", tmp_path / "w", *words)
         assert code == (1 if "--data" in words else 2) and one_line(code, out, err)
         assert not list(tmp_path.iterdir()), words
@@ -390,7 +391,7 @@ def test_cli_prepare_roll_options_set_contract_roll_times(call, tmp_path):
     words = ("prepare", "--workspace", tmp_path / "place", "--symbol", "ES", "--data", file, "--horizon", 5)
     for wrong, output in (
         (("--set", "roll.forced.ESM4=2024-03-06T15:00Z"), "add --roll volume"),
-        (("--roll", "volume", "--set", "roll.forced=ESM4"), "[--set roll.by, forced]"),
+        (("--roll", "volume", "--set", "roll.forced=ESM4"), "[forced]"),
         (("--roll", "volume", "--set", "roll.months=[3,13]"), "numbers from 1 to 12"),
         (("--roll", "volume", "--set", "roll.forced.ESM4=2024-03-06T15:00"), "with its zone"),
     ):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ml_factory import code_fingerprint, pipeline, settings
+from ml_factory import Workspace, code_fingerprint, pipeline, settings
 from ml_factory.argument_checks import check_horizon, check_seed, quick_from_environment
 from ml_factory.errors import SettingsError
 from ml_factory.runs import (
@@ -66,10 +66,10 @@ def test_save_minutes_from_environment_sets_manager_interval_or_raises(tmp_path,
     run = newest_run_folder(tmp_path / "results", SPEC.run_id)
     monkeypatch.delenv("ML_FACTORY_SAVE_MINUTES", raising=False)
     assert checkpoint_minutes_from_environment() == 30
-    with open_run_checkpoints(tmp_path, run) as manager:
+    with open_run_checkpoints(Workspace(tmp_path), run) as manager:
         assert (manager.auto_seconds, manager.run) == (1800, run.run_id)
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", " 0.5 ")
-    with open_run_checkpoints(tmp_path, run) as manager:
+    with open_run_checkpoints(Workspace(tmp_path), run) as manager:
         assert manager.auto_seconds == 30
     for text in ("often", "-1", "nan", "inf"):
         monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", text)
@@ -137,5 +137,5 @@ def test_run_spec_run_id_of_quick_run_changes_with_limits(monkeypatch):
 @pytest.mark.parametrize("name", ["seed", "folds", "scheme", "test_blocks", "window", "weights"])
 def test_train_and_cross_validate_reject_run_arguments_in_model_settings(name, prepared):
     for work in (pipeline.train, pipeline.cross_validate):
-        with pytest.raises(SettingsError, match=f"model_settings.*{name}"):
+        with pytest.raises(SettingsError, match=name):
             work(prepared, "DEMO", 5, "lightgbm", model_settings={name: 2})

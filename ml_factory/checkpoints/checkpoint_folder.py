@@ -21,7 +21,7 @@ from ml_factory.checkpoints.checkpoint_file import (
     verify_checkpoint,
     write_checkpoint,
 )
-from ml_factory.errors import CheckpointError, FileError, WorkspaceError
+from ml_factory.errors import CheckpointError, FactoryError, WorkspaceError
 from ml_factory.storage.files import files
 from ml_factory.storage.mirror import LEASES, open_mirror, opened_mirror, verify_fetched
 from ml_factory.storage.mounts import mount_of
@@ -65,14 +65,15 @@ class CheckpointFolder:
 
     def _scan(
         self, run: str, phase: str, read: Callable[[Path], dict] = read_checkpoint_info
-    ) -> tuple[list[dict], list[str]]:
+    ) -> tuple[list[dict], list[FactoryError]]:
         """Return (`infos`, why other files of the phase are passed over)."""
-        found, torn = [], []
+        found: list[dict] = []
+        torn: list[FactoryError] = []
         for path in self._paths(run, phase):
             try:
                 found.append(read(path))
-            except (CheckpointError, FileError) as error:
-                torn.append(str(error))
+            except (CheckpointError, WorkspaceError) as error:
+                torn.append(error)
         own = [info for info in found if (info["run"], info["phase"]) == (run, phase)]
         # By fence first: a session that was taken over may use any sequence.
         return sorted(own, key=lambda info: (info["lease"]["fence"], info["sequence"]), reverse=True), torn
@@ -99,26 +100,32 @@ class CheckpointFolder:
         return write_checkpoint(path, {"run": run, "phase": phase, "sequence": sequence, **info}, *state)
 
     def load(self, run: str, phase: str) -> dict | None:
-        """Return the newest checkpoint that verifies, with its `state`, and in `skipped` the files passed over."""
-        infos, torn = self._scan(run, phase, partial(self._read, read_checkpoint_info))
-        skipped: list[str] = []
+        """Return the newest checkpoint that verifies, with its `state`, and in `skipped` the files passed over.
+
+        Raises WorkspaceError where none does, and the remote of a mirrored workspace did not give one: to start again
+        would lose it.
+        """
+        infos, skipped = self._scan(run, phase, partial(self._read, read_checkpoint_info))
         for info in infos:
             try:
                 found, state = self._read(read_checkpoint, Path(info["path"]))
-                return {"state": state, **found, "skipped": [*skipped, *torn]}
-            except (CheckpointError, FileError) as error:
-                skipped.append(str(error))
-        if skipped or torn:
-            _log.warning("No checkpoint of %s can be used: %s", phase, "; ".join([*skipped, *torn]))
+                return {"state": state, **found, "skipped": [*map(str, skipped)]}
+            except (CheckpointError, WorkspaceError) as error:
+                skipped.append(error)
+        refused = [reason for reason in skipped if isinstance(reason, WorkspaceError)]
+        if self.mirror is not None and refused:
+            raise refused[0]
+        if skipped:
+            _log.warning("No checkpoint of %s can be used: %s", phase, "; ".join(map(str, skipped)))
         return None
 
     def _read(self, read: Callable[[Path], Any], path: Path) -> Any:
-        """Read a file; one that is torn here may be intact in the mirrored workspace."""
+        """Read a file; one that is torn here, or only a header, may be whole in the mirrored workspace."""
         try:
             return read(path)
         except CheckpointError:
             if self.mirror is not None:
-                with suppress(WorkspaceError, CheckpointError):
+                with suppress(CheckpointError):
                     return read(self.mirror.fetch((self._below / path.relative_to(self.folder)).as_posix()))
             raise
 
@@ -126,9 +133,9 @@ class CheckpointFolder:
         """List the descriptions of the phase's intact checkpoints, oldest first, at most `keep`."""
         found: list[dict] = []
         for info in self.infos(run, phase):
-            with suppress(CheckpointError, FileError):
+            with suppress(CheckpointError, WorkspaceError):
                 if len(found) < self.keep:
-                    found.append(verify_checkpoint(Path(info["path"])))
+                    found.append(self._read(verify_checkpoint, Path(info["path"])))
         return found[::-1]
 
     def phases(self, run: str) -> list[str]:
@@ -150,7 +157,7 @@ class CheckpointFolder:
             (self.folder / run).rmdir()  # where it is empty
 
     def pull(self, run: str) -> None:
-        """Download what other machines saved of this run.
+        """Download the headers of what other machines saved of this run.
 
         Raises WorkspaceError where the remote does not answer and nothing is here: to start again would lose what it
         holds.

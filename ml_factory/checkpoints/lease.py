@@ -108,7 +108,7 @@ class PhaseLease:
 
     def check(self) -> None:
         """Raise LeaseTakenOverError where another session has taken the phase over."""
-        self.compare(self._read())
+        self.compare(self._read(quiet=True))
 
     def compare(self, other: dict) -> None:
         """Raise LeaseTakenOverError where `other`, a lease or the part of one in a checkpoint, is a later session's."""
@@ -159,13 +159,17 @@ class PhaseLease:
                 )  # fmt: skip
         return record
 
-    def _read(self) -> dict:
-        """Return the record; {} where there is none, _UNREADABLE for a torn one."""
+    def _read(self, quiet: bool = False) -> dict:
+        """Return the record; {} where there is none, _UNREADABLE for a torn one.
+
+        quiet : no line on a remote that does not answer: the push that follows has one.
+        """
         if self._mirror is not None:
             try:
                 self._mirror.pull()
             except WorkspaceError as error:
-                _log.warning("The leases of other machines cannot be read, those of this machine count: %s", error)
+                if not quiet:
+                    _log.warning("The leases of other machines cannot be read, those of this machine count: %s", error)
         if not files.is_file(self.path):
             return {}
         try:

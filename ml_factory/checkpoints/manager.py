@@ -25,6 +25,7 @@ from ml_factory.checkpoints.stop_signals import stop
 from ml_factory.errors import CheckpointError, FactoryError, SessionOverError, SettingsError, WorkspaceError
 from ml_factory.process_identity import process_id
 from ml_factory.redaction import redact_secrets
+from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.serialization import pack_state
 
@@ -147,8 +148,9 @@ class PhaseCheckpoints:
             return
 
         def pushed() -> None:
-            _set_status(saved, COPIED if mirror.remote.may_drop_files else SAVED)
-            _save_seconds[self.folder.folder] = time.perf_counter() - began
+            if files.is_file(saved["path"]):  # else it was torn, and set aside
+                _set_status(saved, COPIED if mirror.remote.may_drop_files else SAVED)
+                _save_seconds[self.folder.folder] = time.perf_counter() - began
 
         mirror.push_in_background(self.folder.place(self.run), check=self.lease.check, done=pushed)
 

@@ -36,6 +36,7 @@ from ml_factory.commands.options import (
     Seed,
     Setting,
     Texts,
+    import_own_modules,
     parse_settings,
     split_commas,
 )
@@ -44,6 +45,7 @@ from ml_factory.lazy_module import LazyModule
 from ml_factory.models.registry import available_models, split_settings_by_model
 from ml_factory.process_identity import process_rank
 from ml_factory.storage.files import files
+from ml_factory.storage.workspace import check_symbol
 
 pipeline, custom = LazyModule("ml_factory.pipeline"), LazyModule("ml_factory.features.custom")
 validation, rolls = LazyModule("ml_factory.data.validation"), LazyModule("ml_factory.data.rolls")
@@ -107,8 +109,7 @@ def prepare(
     if search and searched:
         raise SettingsError("Barriers are either searched or given", where="--search", got="--searched too",
                             next_step="leave one of them out")  # fmt: skip
-    symbol, found, bars = market.symbol, [], file.raw_bar_spec_fields()
-    place = market.open(make=True)
+    symbol, found, bars = check_symbol(market.symbol), [], file.raw_bar_spec_fields()
     values = {f"bars.{name}": value for name, value in bars.items()} | {
         "features.spans": span, "labels.kind": target, "labels.primary": primary,
         "labels.session_end": "span" if span else None, "calendar": calendar, "tick": tick, "roll.by": roll,
@@ -116,7 +117,9 @@ def prepare(
     values = {name: value for name, value in values.items() if value is not None} | parse_settings(setting)
     with cli_progress_bars(f"preparing {symbol}"):
         of_roll = {name: values.pop(name) for name in list(values) if name.startswith("roll.")}
+        import_own_modules(market.own_modules)  # which may define features that are named
         settings, rolled = settings_module.settings_with_values(settings_module.DataSpec(), values), _roll_spec(of_roll)
+        place = market.open(make=True)
         _print_own_features(settings.features.custom, market)
         result = pipeline.prepare(
             place, symbol, horizon, data=file.data, settings=settings, roll=rolled, searched=searched

@@ -131,8 +131,8 @@ def resnet50(
         print_json(facts)
     else:
         print(f"accuracy {facts['accuracy']:.2%} on {facts['test_samples']:,} test samples, epoch "
-              f"{facts['best_epoch']} kept (the least loss on these samples); last epoch "
-              f"{facts['history'][-1]['accuracy']:.2%}")  # fmt: skip
+              f"{facts['best_epoch']} kept (the least loss on {facts['held_out_samples']:,} training samples held out)",
+              )  # fmt: skip
 
 
 def _bucket() -> str:

@@ -46,6 +46,19 @@ def import_bars(
         `contract` and `chain` (for features)
     calendar : calendar for the rolls, if it is not to be looked up by symbol
     """
+    return import_checked_bars(source, workspace, symbol, spec, roll=roll, calendar=calendar)[1]
+
+
+def import_checked_bars(
+    source: str | os.PathLike | pd.DataFrame,
+    workspace: Workspace,
+    symbol: str,
+    spec: RawBarSpec | None = None,
+    *,
+    roll: RollSpec | None = None,
+    calendar: str | None = None,
+) -> tuple[pd.DataFrame, BarReport]:
+    """Import as `import_bars`; return the bars too, as `load_bars` reads them from then on."""
     spec, path = spec or RawBarSpec(), workspace.raw_bars(symbol)
     where = "bars" if isinstance(source, pd.DataFrame) else source
     file = None if isinstance(source, pd.DataFrame) else resolve_bars_file(source)
@@ -70,10 +83,10 @@ def import_bars(
         files.write(path.with_name(f"{symbol}_skipped.csv"), skipped.to_csv(index=False).encode())
     if files.is_file(path):
         if (file is not None and os.path.samefile(path, file)) or _has_equal_bars(path, bars):
-            return report  # equal bars: the backup of the previous ones stays
+            return bars, report  # equal bars: the backup of the previous ones stays
         files.write(path.with_name(path.stem + ".previous.parquet"), files.read(path))
     write_bars(path, bars)
-    return report
+    return bars, report
 
 
 def _join_contracts(

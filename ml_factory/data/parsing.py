@@ -186,7 +186,7 @@ def read_times(values: pd.Series, where: object) -> tuple[pd.DatetimeIndex, list
         else:
             moments, how, findings = _from_text(text, where)
     unread, far = moments.isna() & known, (moments.year < 1970) | (moments.year >= 2100)
-    got = "" if text is None else repr(text.iloc[unread.argmax()])
+    got = "" if text is None else repr(text.iloc[unread.argmax()])[:60]
     faults = [
         _fault("timestamp", ~known, "timestamp is empty"),
         _fault("timestamp", unread, f"timestamp is not {how}", got=got),
@@ -240,7 +240,7 @@ def _from_text(text: pd.Series, where: object) -> tuple[pd.DatetimeIndex, str, l
             break
     if best is None:
         step = "write timestamps as ISO text, for example 2024-03-01 09:30:00+00:00"
-        _refuse("timestamp", f"timestamp cannot be read in row 0: {text.iloc[0]!r}", where, step)
+        _refuse("timestamp", f"timestamp cannot be read in row 0: {text.iloc[0]!r:.60}", where, step)
     how = "ISO text" if chosen == "ISO8601" else f"text of the form {chosen}"
     return best, f"{how} {'with' if zoned else 'without'} a zone", [_mapped("text_time", f"timestamps read as {how}")]
 
@@ -375,7 +375,7 @@ def read_numbers(
             unread[name] = ~number & ~cells.str.lower().isin(_EMPTY).to_numpy(bool)
             plain = cells.str.replace("," if mark == "." else ".", "", regex=False).str.replace(mark, ".", regex=False)
             values[name] = plain.where(number, "nan").to_numpy(object).astype(str).astype(np.float64)  # exact
-            got = repr(cells.iloc[unread[name].argmax()])
+            got = repr(cells.iloc[unread[name].argmax()])[:60]
             faults.append(_fault("text", unread[name], f"{name} is not a number", got=got))
         message = f"text in {', '.join(text)} read as numbers with {mark!r} before the decimals"
         findings.append(_mapped("text_numbers", message))

@@ -22,6 +22,7 @@ from ml_factory.data.sessions import (
     MarketSpec,
     assign_sessions,
     calendar_table,
+    distinct_in_order,
     scheduled_session_pauses,
 )
 
@@ -248,7 +249,7 @@ def _facts(gaps: Gaps, sessions: ExchangeSessions, minutes: int) -> dict:
     absent = int(gaps.open[~halts].sum())
     total = absent + int(sessions.inside.sum()) * minutes
     return {
-        "sessions": len(np.unique(sessions.id[sessions.inside])),
+        "sessions": len(distinct_in_order(sessions.id[sessions.inside])),
         "absent_minutes": absent,
         "open_minutes": total,
         "absent_share": round(absent / total, 6) if total else 0.0,
@@ -292,10 +293,10 @@ def _clock_findings(
     message = f"{len(outside):,} bars ({len(outside) / len(start_ns):.2%}) outside the {market.calendar} sessions "
     message += f"({int(on_close[outside].sum()):,} of them on the close itself) " if on_close[outside].any() else ""
     yield BarFinding("outside_session", "reported", outside, message + "are left out of all frames")
-    days = len(np.unique(sessions.id))
-    last, early = start_ns == sessions.close_ns - step, np.isin(start_ns + step, np.unique(sessions.open_ns))
+    days = len(distinct_in_order(sessions.id))
+    last, early = start_ns == sessions.close_ns - step, np.isin(start_ns + step, distinct_in_order(sessions.open_ns))
     seen = {"open": on_open, "close": on_close, "last": last, "early": early}
-    share = {name: len(np.unique(sessions.id[mask])) / days for name, mask in seen.items()}
+    share = {name: len(distinct_in_order(sessions.id[mask])) / days for name, mask in seen.items()}
     if days >= 3 and share["close"] > 0.5 and share["open"] < 0.1:
         message = "bars stand on the session's close and none on its open: they look stamped at their end, "
         message += "and then every bar is known one bar later than its stamp: give stamp='end' (--stamp end)"
@@ -419,7 +420,7 @@ def _spike_findings(
     move = np.where(calm, close - before, 0.0)
     violent = np.flatnonzero(np.abs(move) > VIOLENT_RETURN)
     violent = violent[_persists(close, violent, move[violent])]
-    share = len(np.unique(day[violent])) / len(np.unique(day))
+    share = len(distinct_in_order(day[violent])) / len(distinct_in_order(day))
     if minutes <= 5 and len(violent) > 10 and share > VIOLENT_DAYS:
         message = f"on {share:.0%} of the days a bar closes more than {VIOLENT_RETURN:.0%} away from the one before "
         message += f"and the price stays there ({len(violent)} bars): a test network or a broken feed makes such prices"

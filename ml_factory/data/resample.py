@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numba import njit
 
-from ml_factory.data.sessions import DAY_NS, MINUTE_NS, PRICES, MarketSpec, assign_sessions
+from ml_factory.data.sessions import DAY_NS, MINUTE_NS, PRICES, MarketSpec, assign_sessions, distinct_in_order
 from ml_factory.errors import BarsError, SettingsError
 
 BEFORE_ALL = np.iinfo(np.int64).min
@@ -211,7 +211,7 @@ class BarStream:
         if start[-1] < (week + 1) * 7 * DAY_NS:
             intervals = _intervals_of_week(week, self.market.calendar)
         else:
-            intervals = trading_intervals(np.unique(start // DAY_NS), self.market.calendar)
+            intervals = trading_intervals(distinct_in_order(start // DAY_NS), self.market.calendar)
         silence_ns = self.market.hole_minutes * MINUTE_NS + self._bar_ns
         found = segments_of_bars(start, contract, intervals, self._bar_ns, silence_ns, self._position)
         inside, interval, segment, rolled, self._position = found

@@ -13,6 +13,7 @@ from datetime import date
 import numpy as np
 import pandas as pd
 
+from ml_factory.argument_checks import check_field_types
 from ml_factory.data.sessions import MINUTE_NS, PRICES, MarketSpec, assign_sessions
 from ml_factory.errors import BarsError, SettingsError, did_you_mean
 
@@ -122,6 +123,7 @@ class RollSpec:
     forced: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self):
+        check_field_types(self)
         if self.by not in ("volume", "date"):
             step = did_you_mean(self.by, ("volume", "date"))
             raise SettingsError("No such roll", where="by", got=repr(self.by), next_step=step)

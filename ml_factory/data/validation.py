@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
+from ml_factory.argument_checks import check_field_types
 from ml_factory.data.bar_report import (
     SEVERITIES,
     BarFinding,
@@ -62,6 +63,7 @@ class RawBarSpec:
     columns: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self):
+        check_field_types(self)
         object.__setattr__(self, "columns", tuple((str(ours), str(theirs)) for ours, theirs in self.columns))
         options = {"stamp": ("start", "end"), "decimal": (None, ".", ","), "minutes": (None, *BAR_MINUTES)}
         given = [(name, getattr(self, name), known) for name, known in options.items()]
@@ -119,19 +121,50 @@ def validate_bars(
     values, found = _clean_volume(values, rows, market)
     findings += found
     index = pd.DatetimeIndex(start_ns.astype("datetime64[ns]"), tz="UTC", name="timestamp")
-    bars, found = pd.DataFrame(values, index=index), []
+    bars = pd.DataFrame(values, index=index)
     if contract is not None:
         contract = contract.iloc[rows]
         bars["contract"] = _factorize_contracts(contract)
         bars["chain"] = _chain(raw, rows, bars)
-        names = contract.to_numpy()
-        rolls = np.flatnonzero(names[1:] != names[:-1]) + 1
-        shown = ", ".join(map(str, names[rolls[:3]])) + ", ..." * (len(rolls) > 3)
+    market = market or resolve_market_spec(symbol, bars, bar_minutes=minutes)
+    volume, names = known_volume if "volume" in values else None, None if contract is None else contract.to_numpy()
+    return bars, _report(bars, spec, where, market, minutes, findings, rows, volume, names, quality)
+
+
+def report_checked_bars(bars: pd.DataFrame, spec: RawBarSpec, *, where: object, symbol: str) -> BarReport:
+    """Return the report, with quality, that `validate_bars` gives of the file that these checked bars were written to.
+
+    bars : as `validate_bars` returned them
+    spec : with the length of the bars
+    """
+    values = {name: bars[name].to_numpy() for name in bars}
+    rows, minutes = np.arange(len(bars)), int(spec.minutes or 1)
+    findings = [] if "volume" in values else _clean_volume(values, rows, None)[1]
+    market = resolve_market_spec(symbol, bars, bar_minutes=minutes)
+    volume, names = values.get("volume"), values.get("contract")
+    return _report(bars, spec, where, market, minutes, findings, rows, volume, names, quality=True)
+
+
+def _report(
+    bars: pd.DataFrame, spec: RawBarSpec, where: object, market: MarketSpec, minutes: int, findings: list[BarFinding],
+    rows: np.ndarray, volume: np.ndarray | None, contract: np.ndarray | None, quality: bool,
+) -> BarReport:  # fmt: skip
+    """Return the report on checked bars.
+
+    findings : what was found when they were read
+    rows : int64[N], the row of each bar in the file
+    volume : float64[N], NaN where unknown; None without volume
+    contract : names[N], or None
+    """
+    found: list[BarFinding] = []
+    if contract is not None:
+        rolls = np.flatnonzero(contract[1:] != contract[:-1]) + 1
+        shown = ", ".join(map(str, contract[rolls[:3]])) + ", ..." * (len(rolls) > 3)
         message = f"the contract changes {pluralize_count(len(rolls), 'time')} (to {shown})"
         found.append(BarFinding("roll", "reported", rolls, message))
-    market, facts = market or resolve_market_spec(symbol, bars, bar_minutes=minutes), {}
+    facts: dict = {}
     if quality:
-        prices, volume = {name: values[name] for name in PRICES}, known_volume if "volume" in values else None
+        start_ns, prices = bars.index.as_unit("ns").asi8, {name: bars[name].to_numpy() for name in PRICES}
         issues, facts = find_quality_issues(start_ns, prices, volume, market, minutes, spec.stamp)
         found = [*issues, *found]
     findings += [replace(one, rows=rows[one.rows]) for one in merge_findings_by_kind(found) if len(one.rows)]
@@ -140,9 +173,10 @@ def validate_bars(
         findings.append(BarFinding("few_bars", "reported", _NO_ROWS, message))
     if spec.strict:
         raise_on_bar_findings([finding for finding in findings if finding.severity == "reported"], where)
-    facts |= {"calendar": market.calendar, "tick": market.tick, "has_volume": "volume" in values}
+    facts |= {"calendar": market.calendar, "tick": market.tick, "has_volume": "volume" in bars}
     findings.sort(key=lambda found: -SEVERITIES.index(found.severity))  # the most severe first
-    return bars, BarReport(tuple(findings), len(bars), index[0], index[-1], minutes, hash_bars(bars), facts)
+    first, last = bars.index[0], bars.index[-1]
+    return BarReport(tuple(findings), len(bars), first, last, minutes, hash_bars(bars), facts)
 
 
 def parse_bars(

@@ -22,7 +22,7 @@ from ml_factory.evaluation.plot_style import (
     to_matplotlib_dates,
 )
 
-FEW_CUTS = 12  # up to so many cuts are annotated
+FEW_CUTS = 16  # up to so many cuts are annotated
 _SPANS = {1: "1 min", 10: "10 min", 60: "1 h", 360: "6 h", 1440: "1 day", 10_080: "1 week", 100_800: "10 weeks"}
 
 

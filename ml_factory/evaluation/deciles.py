@@ -6,9 +6,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.evaluation.intervals import ConfidenceInterval, gain_interval
-from ml_factory.lazy_module import LazyModule
 
-stats = LazyModule("scipy.stats")
 DECILES = 10
 FEWEST = 100  # rows: ten a decile
 
@@ -44,7 +42,7 @@ def decile_returns(forecast_N, ret_N, *, horizon: int = 1, times_N=None) -> Deci
     forecast, ret = forecast[known], ret[known]
     if len(ret) < FEWEST or np.ptp(forecast) == 0 or np.ptp(ret) == 0:
         return None
-    place = (stats.rankdata(forecast, "ordinal").astype(np.int64) - 1) * DECILES // len(forecast)
+    place = forecast.argsort(kind="stable").argsort() * DECILES // len(forecast)
     rows = {}
     for decile in range(DECILES):
         in_decile = place == decile
@@ -65,7 +63,8 @@ def information_coefficient(forecast_N, ret_N, *, horizon: int = 1, times_N=None
     forecasts counts. That ranks are of a sample is left out, as no correlation makes it matter.
     """
     f, g = (
-        stats.rankdata(values) / len(values) - (len(values) + 1) / (2 * len(values)) for values in (forecast_N, ret_N)
+        pd.Series(values).rank().to_numpy() / len(values) - (len(values) + 1) / (2 * len(values))
+        for values in (forecast_N, ret_N)
     )
     scale = f.std() * g.std()
     lowest_highest_N2 = np.outer(f, [-0.5, 0.5]) / scale

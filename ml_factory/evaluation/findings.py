@@ -5,14 +5,13 @@ Thresholds are those of the messages; docs/guide.md lists them.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import NormalDist
 
 import pandas as pd
 
 from ml_factory.evaluation.html_report import HtmlSection
 from ml_factory.evaluation.verdict import BASELINE_WORDS, BEATS, NOT_ENOUGH, ModelVerdict
-from ml_factory.lazy_module import LazyModule
 
-stats = LazyModule("scipy.stats")
 SEVERITIES = ("serious", "warning", "note")
 LARGEST_GAIN = 0.10  # nats over the best baseline; real bars have shown at most 0.050 (docs/log.md)
 OVERFIT_GAP = 0.05  # nats
@@ -155,7 +154,7 @@ def trials_finding(verdict: ModelVerdict, trials: int) -> Finding | None:
     error = (verdict.gain_best_high - verdict.gain_best_low) / (2 * 1.96)
     if verdict.status != BEATS or trials < 2 or not error > 0:
         return None
-    chance = 1 - stats.norm.cdf(verdict.gain_best / error) ** trials
+    chance = 1 - NormalDist().cdf(verdict.gain_best / error) ** trials
     if not chance > 0.05:
         return None
     return Finding(

@@ -5,16 +5,17 @@ Ratios are those of one period (a session, say), never annualised, and periods a
 
 import itertools
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.intervals import MEMORIES, describe_lacking_weeks
 
 EULER = 0.5772156649015329
 NAN = float("nan")
+NORMAL = NormalDist()
 
 
 def describe_lacking_sessions(equity: pd.DataFrame, trades: pd.DataFrame) -> str:
@@ -37,8 +38,8 @@ def sharpe_moments(returns: np.ndarray) -> tuple[float, float, float, int]:
     deviation = float(returns.std(ddof=1)) if len(returns) > 1 else 0.0
     if not deviation > 0:
         return NAN, 0.0, 3.0, len(returns)
-    skewness, kurtosis = float(stats.skew(returns)), float(stats.kurtosis(returns, fisher=False))
-    return float(returns.mean()) / deviation, skewness, kurtosis, len(returns)
+    z = (returns - returns.mean()) / returns.std()
+    return float(returns.mean()) / deviation, float((z**3).mean()), float((z**4).mean()), len(returns)
 
 
 def probabilistic_sharpe(
@@ -51,7 +52,7 @@ def probabilistic_sharpe(
     variance = 1 - skewness * sharpe + (kurtosis - 1) / 4 * sharpe**2
     if periods < 2 or not variance > 0:
         return NAN
-    return float(stats.norm.cdf((sharpe - benchmark) * math.sqrt((periods - 1) / variance)))
+    return NORMAL.cdf((sharpe - benchmark) * math.sqrt((periods - 1) / variance))
 
 
 def min_track_record(
@@ -66,7 +67,7 @@ def min_track_record(
     if not sharpe > benchmark:
         return math.inf
     variance = 1 - skewness * sharpe + (kurtosis - 1) / 4 * sharpe**2
-    return float(1 + variance * (stats.norm.ppf(confidence) / (sharpe - benchmark)) ** 2)
+    return float(1 + variance * (NORMAL.inv_cdf(confidence) / (sharpe - benchmark)) ** 2)
 
 
 def expected_best_sharpe(trials: float, deviation: float) -> float:
@@ -83,7 +84,7 @@ def expected_best_sharpe(trials: float, deviation: float) -> float:
         )
     if trials == 1:
         return 0.0
-    first, second = stats.norm.ppf(1 - 1 / trials), stats.norm.ppf(1 - 1 / (trials * math.e))
+    first, second = NORMAL.inv_cdf(1 - 1 / trials), NORMAL.inv_cdf(1 - 1 / (trials * math.e))
     return float(deviation * ((1 - EULER) * first + EULER * second))
 
 

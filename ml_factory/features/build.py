@@ -43,6 +43,7 @@ FAMILIES: dict[str, FeatureFamily] = {
         momentum, volatility, volume, microstructure, regime, entropy, wavelet, fractional, calendar
     )
 }  # fmt: skip
+PIECE = 65_536  # bars of a file pushed at once: what is made of them in between stays small
 _LONG_FRAMES = {240: "4h", 1440: "1d"}
 
 # Bars of a frame before its first row is used: every window is full. On the base frame the start of a recursion
@@ -168,19 +169,32 @@ class FeatureRows:
 
 
 def build_features(
-    bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec | None = None, *, dtype: str = "float32"
-) -> FeatureRows:
+    bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec | None = None, *, dtype: str = "float32",
+    states: dict[int, dict] | None = None,
+) -> FeatureRows:  # fmt: skip
     """Build the rows of `spec` from checked bars (index: UTC starts; open, high, low, close, volume).
 
     A row holds what was known at its `known_at`, so rows up to a cut are the same bits whatever bars come after.
     Columns depend on the market's stored settings and on `spec` only: without volume no volume column, on a 24-hour
     calendar no overnight gap.
 
+    states : its keys are positions of bars; its values become the state of the stream before each
+
     Raises BarsError where too few bars are left after warm-up, SettingsError for an own feature that is not finite.
     """
-    spec = spec or FeatureSpec()
-    with progress_phase("features", len(bars)):
-        rows = FeatureStream(market, spec, dtype=dtype).push(bars)
+    spec, states = spec or FeatureSpec(), {} if states is None else states
+    with progress_phase("features", len(bars)) as done:
+        chunk, stream = to_bar_chunk(bars, market), FeatureStream(market, spec, dtype=dtype)
+        base = resample_bars(bars, market, spec.base_minutes)
+        values, pushed, count = np.empty((len(base), len(stream.names)), dtype), [], 0
+        piece = len(bars) + 1 if spec.custom else PIECE  # the user's own features see the whole file
+        for begin, end in pairwise([0, *sorted({*range(piece, len(bars), piece), *states, len(bars)})]):
+            if begin in states:
+                states[begin] = stream.get_state()
+            pushed.append(stream.push(chunk.part(begin, end), values[count:]))
+            count += len(pushed[-1].base)
+            done(end - begin)
+        rows = _join_pushed_rows(pushed, base, values)
     if not len(rows):
         wanted = dict.fromkeys(spec.frames, FIRST_BARS[spec.coarse_frame_columns])
         wanted[spec.base_minutes] = FIRST_BARS["base"]
@@ -197,6 +211,19 @@ def build_features(
     for place, name in enumerate(spec.custom, len(rows.names) - len(spec.custom)):
         custom.check_finite(name, rows.values[:, place], rows.first)
     return rows
+
+
+def _join_pushed_rows(pushed: list[FeatureRows], base: ResampledBars, values: np.ndarray) -> FeatureRows:
+    """Return the rows of all pushes as one; `values` holds a row for each base bar."""
+    first = len(base) - sum(map(len, pushed))  # once ready, always ready
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(one, name) for one in pushed])
+        for name in ("known_at", "session", "segment", "close")
+    }
+    joined = {
+        minutes: np.concatenate([one.joined[minutes] for one in pushed]) for minutes in pushed[0].joined
+    }  # fmt: skip
+    return replace(pushed[0], values=values[first:], base=base, first=first, joined=joined, **columns)
 
 
 def feature_column_names(market: MarketSpec, spec: FeatureSpec | None = None) -> list[str]:
@@ -247,11 +274,14 @@ class FeatureStream:
         self._second = False
         self._chain, self._stretch = 1.0, 0  # of the newest base bar, where windows span sessions
 
-    def push(self, bars: pd.DataFrame | BarChunk) -> FeatureRows:
-        """Return the rows that these checked bars complete; all bars later than those before."""
+    def push(self, bars: pd.DataFrame | BarChunk, out: np.ndarray | None = None) -> FeatureRows:
+        """Return the rows that these checked bars complete; all bars later than those before.
+
+        out : [at least the new base bars, F], which their values are written to, whether they are ready or not
+        """
         chunk = bars if isinstance(bars, BarChunk) else to_bar_chunk(bars, self.market)
         new = {minutes: one.bars.push(chunk) for minutes, one in self._coarse.items()}
-        return self._rows(self._base.bars.push(chunk), new)
+        return self._rows(self._base.bars.push(chunk), new, out)
 
     def advance(self, now_ns: int) -> FeatureRows:
         """Return the rows that are complete by the clock (UTC ns), once all bars up to then are in."""
@@ -292,10 +322,12 @@ class FeatureStream:
     def _settings(self) -> dict:
         return {"market": self.market.to_dict(), "spec": self.spec.to_dict(), "cold": self.cold}
 
-    def _rows(self, base: ResampledBars, coarse: Mapping[int, ResampledBars]) -> FeatureRows:
+    def _rows(
+        self, base: ResampledBars, coarse: Mapping[int, ResampledBars], out: np.ndarray | None = None
+    ) -> FeatureRows:
         """Return the rows of these new bars, at traded prices; features see prices without the steps of rolls."""
         adjusted = apply_roll_adjustment(base)
-        values = np.empty((len(base), len(self.names)), self.dtype)
+        values = np.empty((len(base), len(self.names)), self.dtype) if out is None else out[: len(base)]
         place = len(self._base.engine.names)
         ready = self._ready(base)
         self._base.push(adjusted, values[:, :place])

@@ -121,7 +121,8 @@ class FeatureEngine:
             out = np.empty((len(bars), len(self.names)))
         for begin in range(0, len(bars), CHUNK):
             part = bars.part(begin, begin + CHUNK)
-            values = np.empty((len(self.names), len(part)))
+            # Columns a power of two apart would drive each other out of the cache.
+            values = np.empty((len(self.names), len(part) + 16), out.dtype)[:, : len(part)]
             with np.errstate(all="ignore"):  # bars before the first are missing; ratios of nothing are replaced
                 block = Block(part, self._prices, self._session, self._memory, self.market, self.coarse)
                 for row, (_, column) in zip(values, self._columns(block), strict=True):

@@ -39,9 +39,11 @@ from ml_factory.lazy_module import missing_package_error
 from ml_factory.models.base import installed_library_versions
 from ml_factory.models.registry import find_model_spec, registered_source_hash
 from ml_factory.storage.files import files
+from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.serialization import deserialize_state, serialize_state
 
 LARGEST_BUNDLE = 256 * 2**20  # bytes
+_MOST_TEXT = 4 * 2**20  # bytes of JSON around the content
 _NO_LIBRARY = ("linear",)
 
 
@@ -217,7 +219,7 @@ class Bundle:
         path = Path(path)
         data = files.read(path, LARGEST_BUNDLE)
         try:
-            state = deserialize_state(data)
+            state = deserialize_state(data, most_text=_MOST_TEXT)
         except CheckpointError as error:
             raise CheckpointError("This file is no bundle, or it is cut short", where=path, got=error.got,
                                   next_step=_AGAIN) from error  # fmt: skip
@@ -273,6 +275,11 @@ class Bundle:
     def spec(self) -> PredictionSpec:
         """Settings of the data: market, bars, features, labels."""
         return PredictionSpec.from_stored(self.description["spec"], self.where)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of the description."""
+        return fingerprint_json(self.description)
 
     @property
     def engine(self) -> str:

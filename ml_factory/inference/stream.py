@@ -13,7 +13,6 @@ from ml_factory.errors import BarsError, CheckpointError, SettingsError, refuse_
 from ml_factory.features.build import FeatureRows, FeatureStream
 from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.predict import keep_bets, split_by_times
-from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.targets.primary_rule import primary_rule_features, primary_side_of_rows
 
 START_AGAIN = "start the stream again from the history"
@@ -76,7 +75,7 @@ class PredictionStream:
     def get_state(self) -> dict:
         """Return plain numbers and arrays; `load_state` on a stream of the same bundle continues from them exactly."""
         return {
-            "bundle": fingerprint_json(self.bundle.description), "features": self._features.get_state(),
+            "bundle": self.bundle.fingerprint, "features": self._features.get_state(),
             "rows": dict(self._rows), "waiting": self._waiting,
             "side": self._side and self._side.get_state(),
         }  # fmt: skip
@@ -86,10 +85,10 @@ class PredictionStream:
         damaged one.
         """
         with refuse_damaged_content(CheckpointError, "This state of a stream is damaged", next_step=START_AGAIN):
-            if state["bundle"] != fingerprint_json(self.bundle.description):
+            if state["bundle"] != self.bundle.fingerprint:
                 raise SettingsError(
                     "The state is of the stream of another bundle", where=self.bundle.where,
-                    got=str(state["bundle"])[:12], wanted=fingerprint_json(self.bundle.description)[:12],
+                    got=str(state["bundle"])[:12], wanted=self.bundle.fingerprint[:12],
                     next_step=START_AGAIN,
                 )  # fmt: skip
             self._features.load_state(state["features"])

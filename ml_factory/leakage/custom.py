@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.data.resample import ResampledBars, resample_bars
-from ml_factory.data.sessions import DAY_NS, MarketSpec
+from ml_factory.data.sessions import DAY_NS, MarketSpec, distinct_in_order
 from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec
 from ml_factory.features.clone_function import clone_function_without_state
@@ -65,7 +65,7 @@ def sample_calendar_days(known_at: np.ndarray, count: int, *, weekdays_only: boo
     The facts of a day: its weekday, and unless `weekdays_only` its day of the month, its month, and its weekday
     together with the week of the month. Days with new facts come first, the others are random.
     """
-    days = seeded_generator(0, "sampled days").permutation(np.unique(known_at // DAY_NS))
+    days = seeded_generator(0, "sampled days").permutation(distinct_in_order(known_at // DAY_NS))
     dates = pd.DatetimeIndex((days * DAY_NS).astype("M8[ns]"))
     sets = [{("weekday", day.weekday())} for day in dates]
     if not weekdays_only:

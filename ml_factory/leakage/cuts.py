@@ -55,7 +55,7 @@ def choose_cut_points(
 ) -> list[CutPoint]:  # fmt: skip
     """Choose at most `count` cuts in time order; the same arguments give the same ones.
 
-    The kinds alternate, so that ten cuts cover every kind too; kinds that run out leave their places to random cuts.
+    The kinds alternate, so that sixteen cuts cover every kind too; kinds that run out leave theirs to random cuts.
 
     Parameters
     ----------
@@ -256,7 +256,10 @@ def _rethin(start, later, last, random):
 def _absent_bars(start: np.ndarray, last: _Last, random: np.random.Generator) -> np.ndarray:
     """Return starts of absent bars from the cut to an hour after the feed: the first ones and random others."""
     end = (start[-1] if len(start) else last.start) + last.bar_ns + 60 * MINUTE_NS
-    absent = np.setdiff1d(np.arange(last.start + last.bar_ns, end, last.bar_ns), start)
+    grid = np.arange(last.start + last.bar_ns, end, last.bar_ns)
+    there = np.zeros(len(grid), bool)
+    there[(start - grid[0]) // last.bar_ns] = True
+    absent = grid[~there]
     nearest, others = np.split(absent, [MOST_INSERTED // 2])
     return np.sort(np.concatenate([nearest, random.permutation(others)[: MOST_INSERTED // 2]]))
 

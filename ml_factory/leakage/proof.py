@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ml_factory.data.sessions import MINUTE_NS
 from ml_factory.errors import SettingsError
 from ml_factory.leakage.blind import find_blind_leaks, find_unpurged_rows
 from ml_factory.leakage.cuts import (
@@ -41,9 +42,12 @@ class ProofSpec:
     cuts : number of moments
     whole_cuts : how many of them are tested on the whole file too
     ways : perturbations of the future in addition to its truncation
-    features : at cuts, features are tested too; False: by the feed alone, which takes a third of the time
+    whole_ways : of those the ones on the whole file
+    features : at each cut, features are tested too; False: at one for each of `whole_cuts`, and by the feed, which
+        takes a third of the time
     ahead : bars of future in a window
-    feed_pushes : pushes of the feed that all features are compared with
+    feed_pushes : pushes of the feed that features are compared with
+    feed_all : the pushes cover the file; False: they are short and end at cuts of every kind
     fit_rows : labels on which fitted objects are tested
     fit_splits : on the first so many of the splits; None: on every one, of all schemes and folds
     enough : different leaks after which the proof stops
@@ -52,9 +56,11 @@ class ProofSpec:
     cuts: int = FULL_CUTS
     whole_cuts: int = 8
     ways: tuple[str, ...] = tuple(PERTURBATIONS)
+    whole_ways: tuple[str, ...] = tuple(PERTURBATIONS)
     features: bool = True
     ahead: int = 3_000
     feed_pushes: int = 10_000
+    feed_all: bool = True
     fit_rows: int = 30_000
     fit_splits: int | None = None
     enough: int = 1_000
@@ -71,12 +77,22 @@ class ProofSpec:
         return "full" if self.cuts >= FULL_CUTS and self.features else "quick"
 
 
-QUICK = ProofSpec(cuts=10, whole_cuts=1, features=False, feed_pushes=150, fit_rows=6_000, fit_splits=1)
+QUICK = ProofSpec(
+    cuts=16,
+    whole_cuts=1,
+    whole_ways=(),
+    features=False,
+    ahead=1_500,
+    feed_pushes=96,
+    feed_all=False,
+    fit_rows=6_000,
+    fit_splits=1,
+)
 
 
 def prove(
     subject: Any, bars: pd.DataFrame, spec: ProofSpec | None = None, *, facts: dict | None = None,
-    features: Table | None = None,
+    features: Table | None = None, built: Any = None,
 ) -> Findings:  # fmt: skip
     """Test whether the subject's past depends on its future; return the moments tested, and what was found there.
 
@@ -84,22 +100,24 @@ def prove(
 
         facts : facts of the market, from the first `head` bars or from settings
         tables : every part that is built, under its name: "features", "frame 60m", "labels h20"; of features on request
-        feed : rows of features of a live feed, in so many pushes
+        stretches, feed : pushes of a live feed, and their rows of features
         splits : every split of the rows of these labels
         fit : all objects that are fitted on a split; values [L, F] are the feature rows of the labels
 
     bars : checked bars
     facts, features : facts of the market and feature rows of all bars, where they are stored
+    built : `workflows.build.Built` of these bars, where it is there: then nothing of it is built again
     """
     run = _ProofRun(subject, bars, spec or ProofSpec())
     with progress_phase("proof", len(bars)) as done:
         run.facts = run.findings.guarded(lambda: subject.facts(bars)) if facts is None else facts
-        whole = run.findings.guarded(lambda: subject.tables(bars, run.facts, features is None)) if run.facts else None
+        make = partial(subject.tables, bars, run.facts, features is None, built)
+        whole = run.findings.guarded(make) if run.facts else None
         if whole is not None:
             run.whole = whole if features is None else {"features": features, **whole}
             run.check_cuts(done)
     if whole is not None:
-        run.check_feed()
+        run.check_feed(built)
         with progress_phase("fitted", run.spec.fit_rows):
             run.check_fitted()
     return run.findings
@@ -135,11 +153,17 @@ class _ProofRun:
         for number, cut in enumerate(self.cuts):
             if self.findings.full:
                 break
-            low, high, clean = (0, len(self.bars), self.whole) if small else self.window(cut, warm + SPARE_BARS)
-            self.compare(cut, low, high, clean)
-            if not small and low and self.is_spread(number):
-                self.compare(cut, 0, len(self.bars), self.whole)
-            if self.is_spread(number) and cut.first >= head:
+            spread = self.is_spread(number)
+            features, whole = self.spec.features or spread, (0, len(self.bars), self.whole)
+            back = SPARE_BARS + (warm if features else 0)
+            low, high, clean = whole if small else self.window(cut, back, features)
+            ways = self.spec.ways
+            if not features and not small:  # alternating
+                ways = (ways[number % len(ways)],)
+            self.compare(cut, low, high, clean, ways, features)
+            if not small and low and spread:
+                self.compare(cut, *whole, self.spec.whole_ways, self.spec.features)
+            if spread and cut.first >= head:
                 self.check_facts(cut)
             done(len(self.bars) * (number + 1) // len(self.cuts) - len(self.bars) * number // len(self.cuts))
 
@@ -152,32 +176,36 @@ class _ProofRun:
         count = min(self.spec.whole_cuts, len(self.cuts))
         return number in np.linspace(0, len(self.cuts) - 1, count + 2)[1:-1].round()
 
-    def window(self, cut: CutPoint, back: int) -> tuple[int, int, Tables]:
-        """Return (first bar, stop, tables), far enough back that rows of features exist before the cut."""
+    def window(self, cut: CutPoint, back: int, features: bool) -> tuple[int, int, Tables]:
+        """Return (first bar, stop, tables), far enough back that rows of features and labels exist before the cut."""
         high = min(len(self.bars), cut.first + self.spec.ahead)
         while back < cut.first:
             low = cut.first - back
             try:
-                clean = self.tables(self.bars.iloc[low:high])
-                if not self.spec.features or np.count_nonzero(clean["features"].proven <= cut.at) >= LEAST_ROWS:
+                clean = self.tables(self.bars.iloc[low:high], features)
+                if all(
+                    np.count_nonzero(table.proven <= cut.at) >= (2 if part.startswith("frame") else LEAST_ROWS)
+                    for part, table in clean.items()
+                ):
                     return low, high, clean
             except Exception:  # noqa: BLE001 - too short for a first row; the longest window is the file
                 pass
             back *= 2
         return 0, len(self.bars), self.whole
 
-    def tables(self, bars: pd.DataFrame) -> Tables:
-        return self.subject.tables(bars, self.facts, self.spec.features)
+    def tables(self, bars: pd.DataFrame, features: bool) -> Tables:
+        return self.subject.tables(bars, self.facts, features)
 
-    def compare(self, cut: CutPoint, low: int, high: int, clean: Tables) -> None:
+    def compare(self, cut: CutPoint, low: int, high: int, clean: Tables, ways: tuple[str, ...], features: bool) -> None:
         """Perturb the bars after the cut in each way, build, and record every difference up to the cut."""
         scope = "whole file" if high - low == len(self.bars) else "window"
-        for way in (TRUNCATE, *self.spec.ways):
+        for way in (TRUNCATE, *ways):
             if self.findings.full:
                 return
             other = self.findings.guarded(
-                lambda way=way: self.tables(self.perturbed(cut, way, low, high)), cut=cut.moment, why=cut.why, way=way
-            )
+                lambda way=way: self.tables(self.perturbed(cut, way, low, high), features),
+                cut=cut.moment, why=cut.why, way=way,
+            )  # fmt: skip
             until = cut.quiet if way in SAME_TIMES else cut.at
             for part, table in (other or {}).items():
                 ours = clean[part].known_by(until)
@@ -190,10 +218,12 @@ class _ProofRun:
 
     def check_facts(self, cut: CutPoint) -> None:
         """Check that the facts of the market are the same whatever follows the bars they are derived from."""
+        until = cut.first + self.spec.ahead
         for way in (TRUNCATE, *self.spec.ways):
             other = self.findings.guarded(
-                lambda way=way: self.subject.facts(self.perturbed(cut, way)), cut=cut.moment, why=cut.why, way=way
-            )
+                lambda way=way: self.subject.facts(self.perturbed(cut, way, 0, until)),
+                cut=cut.moment, why=cut.why, way=way,
+            )  # fmt: skip
             self.findings.count("facts", 1)
             first = str(self.bars.index[0])
             self.findings.add(
@@ -203,16 +233,21 @@ class _ProofRun:
 
     # ---- feed, splits and fitted objects ----
 
-    def check_feed(self) -> None:
-        """Compare every row with that of a feed, at whose pushes no later bar exists, for leaks that no cut meets."""
-        spec = self.spec
-        if not spec.feed_pushes or self.findings.full:
+    def check_feed(self, built: Any) -> None:
+        """Compare rows with those of a feed, at whose pushes no later bar exists, for leaks that no cut meets."""
+        if not self.spec.feed_pushes or self.findings.full:
             return
-        fed = self.findings.guarded(lambda: self.subject.feed(self.bars, self.facts, spec.feed_pushes, spec.seed))
+        states = built.states if built else {}
+        stretches = built.stretches if states else self.subject.stretches(self.bars, self.facts, self.spec)
+        fed = self.findings.guarded(lambda: self.subject.feed(self.bars, self.facts, stretches, states))
         if fed is not None:
-            self.findings.count("features, fed bar by bar", min(len(fed), spec.feed_pushes))
-            rows = self.whole["features"].rows
-            rows = rows[[name for name in fed.columns if name in rows.columns]]
+            self.findings.count("features, fed bar by bar", len(stretches))
+            known = self.whole["features"].proven
+            rows = self.whole["features"].rows[[name for name in fed if name in self.whole["features"].rows]]
+            if not self.spec.feed_all:  # those that became known in the stretches
+                ended = self.bars.index.as_unit("ns").asi8 + self.bar_minutes * MINUTE_NS
+                first, stop = np.searchsorted(known, ended[np.array(stretches) - 1], side="right").T
+                rows = rows.iloc[np.concatenate([np.arange(*one) for one in zip(first, stop, strict=True)])]
             at = {"disturbance": "live feed", "scope": "whole file"}
             leaks = compare("features", fed, rows, "its own bar", found_at=at)
             self.findings.add(replace(leak, cut=leak.first_row) for leak in leaks)
@@ -226,14 +261,20 @@ class _ProofRun:
             kind, _, horizon = part.partition(" ")
             if kind != "labels":
                 continue
-            labels = table.rows[table.rows.index.isin(features.index)]
+            labels = table.rows[_isin(table.rows.index, features.index)]
             for split in (guarded(partial(self.subject.splits, labels)) or ()) if len(labels) else ():
                 self.findings.add(find_unpurged_rows(labels, split, f"split {horizon}"))
             usable = usable_label_rows(labels)  # rows whose facts were inferred train nothing: a few of them suffice
             first = int(usable[0]) if len(usable) else 0
             labels = labels.iloc[max(0, first - self.spec.fit_rows // 8) : first + self.spec.fit_rows]
-            values = features.to_numpy()[features.index.get_indexer(labels.index)]
+            values = features.to_numpy()[features.index.searchsorted(labels.index)]
             for split in (guarded(partial(self.subject.splits, labels)) or ())[: self.spec.fit_splits]:
                 self.findings.count(f"fitted {horizon}", len(labels))
                 leaks = partial(find_blind_leaks, self.subject.fit, values, labels, split, f"fitted {horizon}")
                 self.findings.add(guarded(lambda leaks=leaks: list(leaks())) or ())
+
+
+def _isin(some: pd.DatetimeIndex, all_of: pd.DatetimeIndex) -> np.ndarray:
+    """Return bool: which of these moments are among others in time order."""
+    at = all_of.searchsorted(some)
+    return np.append(all_of.asi8, 0)[at] == some.asi8

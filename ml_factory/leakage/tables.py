@@ -152,7 +152,9 @@ def compare(
     at, wanted_at = (pd.DatetimeIndex(one.index).as_unit("ns").asi8 for one in (got, wanted))
     if not np.array_equal(at, wanted_at):
         lone = np.setxor1d(at, wanted_at)
-        first = lone[0] if len(lone) else at[np.flatnonzero(at != wanted_at)[0]]
+        both = min(len(at), len(wanted_at))  # a moment may be there twice
+        differs = np.append(at[:both] != wanted_at[:both], True).argmax()
+        first = lone[0] if len(lone) else np.append(at, wanted_at[both:])[differs]
         return [leak(ROWS, max(1, len(lone)), _moment(first))]
     names, needed = list(got.columns), list(wanted.columns)
     if names != needed and not (extra and set(needed) <= set(names)):

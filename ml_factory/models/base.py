@@ -48,7 +48,6 @@ class ModelFitResult:
     resumed_step : optimizer step that a network resumed at.
     stopped_early : True where early stopping ended the fit.
     exact : False when it was continued on another machine, thread count or library; `nondeterminism` holds the reasons.
-    limited : settings that were lowered for this fit alone: name -> {"wanted", "used"}.
     compiles : train, accumulate, evaluate -> number of compilations by a lazy device.
     machine : of networks: device, threads, precision, parameters, peak_bytes (None where the device does not report
         it), rows_per_second (of this session, validation included).
@@ -62,7 +61,6 @@ class ModelFitResult:
     stopped_early: bool = False
     exact: bool = True
     nondeterminism: tuple[str, ...] = ()
-    limited: dict = field(default_factory=dict)
     compiles: dict = field(default_factory=dict)
     machine: dict = field(default_factory=dict)
 
@@ -133,9 +131,7 @@ class ModelBase:
     offset: SessionClockOffset | None = None
     trained_on: Mapping[str, Any] = {}
 
-    def fit(
-        self, x, y, sample_weight=None, *, validation=None, callbacks=(), checkpoints=None, limits=None
-    ) -> ModelFitResult:
+    def fit(self, x, y, sample_weight=None, *, validation=None, callbacks=(), checkpoints=None) -> ModelFitResult:
         """Learn from x and y in {-1, 0, 1}.
 
         validation : (x, y, weight or None), read for early stopping alone.
@@ -143,10 +139,8 @@ class ModelBase:
             and with this model as third argument where it takes one; `get_state()` is then the model of that moment. An
             optional `remember(history)` is called first with the epochs that an interrupted fit had finished.
         checkpoints : as of `CheckpointManager.phase(name)`; an unfinished fit resumes there, to the bit.
-        limits : settings lowered for this fit alone, e.g. {"epochs": 3, "rounds": 40}; unknown names are ignored.
         """
-        spec, limited = _apply_fit_limits(self.settings, limits)
-        parts = [self._checked_rows(x, y, sample_weight, where="training")]
+        spec, parts = self.settings, [self._checked_rows(x, y, sample_weight, where="training")]
         features = parts[0].x.shape[-1]
         if validation is not None:
             parts.append(self._checked_rows(*validation, where="validation", features=features))
@@ -162,9 +156,7 @@ class ModelBase:
             "data": training_data_checksum(self.n_features, *arrays), "offset": self.offset and self.offset.to_dict(),
         }  # fmt: skip
         train, valid = (*parts, None)[:2]
-        result = self._learn(spec, train, valid, run, _bind_model_to_callbacks(callbacks, self), checkpoints)
-        result.limited = limited
-        return result
+        return self._learn(spec, train, valid, run, _bind_model_to_callbacks(callbacks, self), checkpoints)
 
     def _checked_rows(self, x, y, weight=None, *, where: str, features: int = 0) -> TrainingRows:
         x = self._inputs(x, where, features)
@@ -336,16 +328,6 @@ def check_settings(spec, **wanted: str | tuple[str, ...]) -> None:
             allowed = f"a number in {allowed}"
         if not fits:
             raise SettingsError("A setting is out of range", where=name, got=repr(value), wanted=allowed)
-
-
-def _apply_fit_limits(settings, limits: Mapping | None) -> tuple[Any, dict]:
-    """Apply each limit that is lower than the setting; return the settings and what was lowered."""
-    lowered = {}
-    for name, limit in (limits or {}).items():
-        wanted = getattr(settings, name, None)
-        if wanted is not None and limit < wanted:
-            lowered[name] = {"wanted": wanted, "used": limit}
-    return dataclasses.replace(settings, **{name: item["used"] for name, item in lowered.items()}), lowered
 
 
 def check_checkpoint_of_same_fit(saved: Mapping, wanted: Mapping) -> None:

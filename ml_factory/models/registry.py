@@ -133,16 +133,19 @@ def split_settings_by_model(names: Sequence[str], given: Mapping[str, Any], wher
     return found
 
 
-def check_registered_model_settings(name: str, given: Mapping) -> None:
-    """Raise SettingsError for settings that the model does not take.
+def check_registered_model_settings(name: str, given: Mapping | None) -> dict:
+    """Return the settings that a user gives the model. Raises SettingsError for those that it does not take.
 
-    Settings that depend on the data (`WITH_DATA`) are skipped, and all settings of a model whose library is not
-    installed.
+    Settings that depend on the data (`WITH_DATA`) are not checked, and none of a model whose library is not installed.
     """
+    given = dict(given or {})
     if "seed" in given:
-        raise SettingsError("Not a setting of the model", where=name, got="seed", next_step="give SEED or --seed")
+        raise SettingsError(
+            "Not a setting of the model", where=name, got="seed", next_step="give SEED, --seed or seed= instead"
+        )
     with suppress(MissingPackageError):
         build_model(name, **{key: value for key, value in given.items() if key not in WITH_DATA})
+    return given
 
 
 def build_model_from_state(state: Mapping) -> ModelBase:
@@ -200,10 +203,10 @@ def register_model(name: str, network: type | None = None, *, family: str = "adv
 
 def _train_briefly(name: str) -> None:
     """Train an epoch on a few made-up rows. Raises SettingsError where that fails, whatever the network raises."""
-    model = build_model(name, device="cpu", threads=1)
+    model = build_model(name, device="cpu", threads=1, epochs=1)
     x_NTF = seeded_generator("register", name).normal(size=(48, model.lookback, 6))
     try:
-        model.fit(x_NTF, [-1, 0, 1] * 16, limits={"epochs": 1})
+        model.fit(x_NTF, [-1, 0, 1] * 16)
         model.predict_proba(x_NTF)
     except Exception as error:
         raise SettingsError(

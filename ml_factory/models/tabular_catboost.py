@@ -35,6 +35,7 @@ class CatBoost(BlockListBooster):
     def _trainer(self, spec, train, valid):
         parts = [_with_all_classes(train), *([] if valid is None else [valid])]
         pools = [catboost.Pool(part.x, part.target, weight=part.weight) for part in parts]
+        inputs = [catboost.Pool(part.x) for part in parts]  # once: from an array each prediction builds its own
         with tempfile.TemporaryDirectory() as folder:
             borders = str(Path(folder, "borders"))
             pools[0].quantize()
@@ -42,7 +43,7 @@ class CatBoost(BlockListBooster):
             for pool in pools[1:]:
                 pool.quantize(input_borders=borders)
         scores = [np.zeros((len(part.x), len(CLASSES))) if part.offset is None else part.offset for part in parts]
-        return BlockListTrainer(self, spec, pools, [part.x for part in parts], scores)
+        return BlockListTrainer(self, spec, pools, inputs, scores)
 
     def _params(self, spec: TabularBoosterSpec) -> dict:
         drawn = {"bootstrap_type": "Bernoulli", "subsample": spec.row_sample}

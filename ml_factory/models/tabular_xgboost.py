@@ -72,10 +72,15 @@ class XGBoost(BlockListBooster):
         for matrix, score in zip(bins, scores, strict=True):
             if score is not None:
                 matrix.set_base_margin(score)
-        evals, losses = list(zip(bins, ("train", "valid"), strict=False)), {}
-        params = self._params(spec) | {"seed": seed}
-        block = xgb.train(params, bins[0], rounds, evals=evals, evals_result=losses, verbose_eval=False)
-        return block, losses["train"][_METRIC], losses.get("valid", {}).get(_METRIC, [])
+        # Not `xgb.train`: the model it returns has forgotten the scores of these rows.
+        block = xgb.Booster(self._params(spec) | {"seed": seed}, bins)
+        losses: tuple[list, list] = ([], [])
+        for number in range(rounds):
+            block.update(bins[0], number)
+            line = block.eval_set(list(zip(bins, ("train", "valid"), strict=False)), number)
+            for values, part in zip(losses, line.split("\t")[1:], strict=False):
+                values.append(float(part.rpartition(":")[2]))
+        return block, *losses
 
     def _add(self, scores, block, x):
         if isinstance(x, np.ndarray):

@@ -6,6 +6,7 @@ B rows of a batch, N samples, H height, W width.
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from PIL import Image, ImageOps
 
 from ml_factory.errors import FileError
 from ml_factory.recipes.shard_writer import IMAGES
-from ml_factory.recipes.shards import ShardPlan, index_shard
+from ml_factory.recipes.shards import BucketShard, ShardPlan, index_shards
 from ml_factory.seeding import seeded_generator
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.training.device import Device
@@ -27,19 +28,19 @@ _PIECE = 32  # images that one thread decodes in a row
 
 
 class ShardSamples:
-    """The samples of shards on this machine's disk: a length, `order(epoch)`, and images with classes by number.
+    """The samples of shards: a length, `order(epoch)`, and images with classes by number.
 
     size : height and width; other images are scaled by their short side and cut at the centre.
     classes : number of classes; a class of a sample is 0 .. classes - 1.
     fingerprint : of the samples' keys, members and shards, without the shards' folder.
     """
 
-    def __init__(self, paths: Sequence[Path], size: int, classes: int, seed: int):
+    def __init__(self, shards: Sequence[Path | BucketShard], size: int, classes: int, seed: int):
         self.size, self.classes, self.seed = size, classes, seed
-        self._shards = {str(path): index_shard(path) for path in paths}
-        named = [[path.name, fingerprint_json(self._shards[str(path)])] for path in paths]
+        self._shards, opened = index_shards(shards), {str(shard): shard for shard in shards}
+        named = [[opened[place].name, fingerprint_json(found)] for place, found in self._shards.items()]
         self.fingerprint = fingerprint_json(named)[:24]
-        self._rows = [(Path(path), key, one) for path, found in self._shards.items() for key, one in found.items()]
+        self._rows = [(opened[place], key, one) for place, found in self._shards.items() for key, one in found.items()]
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -50,11 +51,11 @@ class ShardSamples:
 
     def read(self, number: int) -> tuple[np.ndarray, int]:
         """Return the image uint8 (H, W, 3) and its class. Raises FileError for a broken sample."""
-        path, key, members = self._rows[number]
+        shard, key, members = self._rows[number]
 
         def content(suffix: str) -> bytes:
             offset, length = members[suffix]
-            with path.open("rb") as file:
+            with shard.open("rb") as file:
                 file.seek(offset)
                 return file.read(length)
 
@@ -66,7 +67,7 @@ class ShardSamples:
             image = Image.open(io.BytesIO(content(suffix)), formats=_FORMATS).convert("RGB")
             return np.asarray(ImageOps.fit(image, (self.size, self.size))), label
         except (OSError, ValueError, SyntaxError, LookupError, Image.DecompressionBombError) as error:
-            raise FileError("This sample is broken", where=f"{path.name}: {key}", got=repr(error)[:200],
+            raise FileError("This sample is broken", where=f"{shard.name}: {key}", got=repr(error)[:200],
                             wanted="an image and its class", next_step="write this shard again") from None  # fmt: skip
 
 
@@ -90,10 +91,29 @@ class MadeUpSamples:
         return image_HWC, label
 
 
+@dataclass(frozen=True)
+class SamplesPart:
+    """Samples `first` to `first + count` of others, in whose order an epoch takes them."""
+
+    samples: Any
+    first: int
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def order(self, epoch: int) -> np.ndarray:
+        order = self.samples.order(epoch) - self.first
+        return order[(order >= 0) & (order < self.count)]
+
+    def read(self, number: int) -> tuple[np.ndarray, int]:
+        return self.samples.read(self.first + number)
+
+
 class ImageBatches:
     """Function from positions to (images uint8 (B, H, W, 3), classes (B,)) on the device.
 
-    samples : ShardSamples or MadeUpSamples.
+    samples : ShardSamples, MadeUpSamples or a part of them.
     training : positions are those of the stream of all epochs, and images are cut and mirrored at random; otherwise
         positions are samples.
     workers : number of decoding threads.

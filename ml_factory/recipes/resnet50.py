@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from ml_factory.errors import CheckpointError, SettingsError
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import check_settings
-from ml_factory.recipes.images import ImageBatches, MadeUpSamples, ShardSamples
+from ml_factory.recipes.images import ImageBatches, MadeUpSamples, SamplesPart, ShardSamples
 from ml_factory.recipes.run import is_writing_process, open_recipe_run, weights_fingerprint
-from ml_factory.recipes.shards import local_shards
+from ml_factory.recipes.shards import find_shards
 from ml_factory.recipes.worker_log import WorkerLog
 from ml_factory.seeding import derive_seed
 from ml_factory.storage.files import files
@@ -37,6 +37,7 @@ from ml_factory.training.sync_batch_norm import SyncBatchNorm2d
 resnet = LazyModule("torchvision.models.resnet")
 NAME, WEIGHTS = "resnet50", "weights.state"
 STEMS = ("small", "standard")
+HELD_OUT = 0.1  # share of the training samples, those of the last shards, that choose the epoch
 # Mean and standard deviation of the channels of natural photographs (ImageNet), 0 to 1.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _log = logging.getLogger("ml_factory.training")
@@ -47,7 +48,7 @@ class ResNetSettings:
     """All settings of a run; "" for no such file.
 
     training : of the loop.
-    train, test : shards, as of `shards.local_shards`; fake : made-up images in their place.
+    train, test : shards, as of `shards.find_shards`; fake : made-up images in their place.
     train_size, test_size : samples expected in the shards, 0 for any number; an epoch is what they hold.
     image_size : height and width in pixels.
     workers : decoding threads.
@@ -95,7 +96,10 @@ class ResNetSettings:
 def train_resnet50(
     workspace: Workspace, settings: ResNetSettings, *, fresh: bool = False, emit: Callable[[str], object] = print
 ) -> dict:
-    """Train, or resume, or return the result of the finished run; the weights are those of the best epoch.
+    """Train, or resume, or return the result of the finished run.
+
+    The weights are those of the epoch with the least loss on the held-out training samples, HELD_OUT; the test samples
+    are read once, with these weights.
 
     emit : gets the lines of the log.
     Raises SettingsError, FileError, WorkspaceError, CheckpointError.
@@ -104,8 +108,13 @@ def train_resnet50(
     network, first = build_resnet50(settings), is_writing_process()
     initial = _load_weights(network, settings.initial) if settings.initial else ""
     say = emit if first else (lambda line: None)
-    train, test = _open_samples(settings, "train"), _open_samples(settings, "test")
-    data = {"train": train.fingerprint, "test": test.fingerprint, "image_size": settings.image_size}
+    whole, test = _open_samples(settings, "train"), _open_samples(settings, "test")
+    count = max(round(len(whole) * HELD_OUT), 1)
+    if count == len(whole):
+        raise SettingsError("Too few training samples to hold some out", where="--wds_traindir", got=len(whole),
+                            wanted="at least 2")  # fmt: skip
+    train, held = SamplesPart(whole, 0, len(whole) - count), SamplesPart(whole, len(whole) - count, count)
+    data = {"train": whole.fingerprint, "test": test.fingerprint, "image_size": settings.image_size, "held_out": count}
     kept = settings.network | {"initial": initial}
     identity = {"network": kept, "training": spec.identity(), "data": data}
     with ExitStack() as stack:
@@ -115,11 +124,12 @@ def train_resnet50(
         ))  # fmt: skip
         if run.done is not None:
             return run.done | (_save_weights(settings, run.folder) if first else {})
-        say(f"{len(train):,} training and {len(test):,} test samples, {run.run.run_id} in {run.folder}")
-        feed, held = (
+        say(f"{len(train):,} training, {len(held):,} held-out and {len(test):,} test samples, {run.run.run_id} in "
+            f"{run.folder}")  # fmt: skip
+        feed, held_feed, test_feed = (
             stack.enter_context(closing(ImageBatches(
                 samples, device, training=samples is train, workers=settings.workers, seed=spec.seed)))
-            for samples in (train, test)
+            for samples in (train, held, test)
         )  # fmt: skip
         log = stack.enter_context(closing(WorkerLog(
             settings.logdir or run.folder / "workers", device, samples=len(train), batch=min(spec.batch, len(train)),
@@ -130,21 +140,22 @@ def train_resnet50(
         def validate() -> float:
             log.end_training()
             _take_statistics_of_rank_zero(network, device)
-            last.update(images.evaluate(network, held, spec.eval_batch))
+            last.update(images.evaluate(network, held_feed, spec.eval_batch))
             return last["loss"]
 
         validation = Validation(validate, metrics=lambda: {"accuracy": last["accuracy"]})
         fit = run.train(network, feed, images, spec, validation, settings=kept, data=data, callbacks=(log,))
+        found = images.evaluate(network, test_feed, spec.eval_batch)
         facts = {
-            "run": run.run.run_id, "recipe": NAME, **log.end(fit.history),
-            **images.evaluate(network, held, spec.eval_batch), "train_samples": len(train), "test_samples": len(test),
+            "run": run.run.run_id, "recipe": NAME, **found, **log.end(fit.history, found["accuracy"]),
+            "train_samples": len(train), "held_out_samples": len(held), "test_samples": len(test),
             "settings": asdict(settings), "log": settings.logdir or str(log.folder),
         }  # fmt: skip
         if run.writes:
             own = {name: value.detach().cpu().clone() for name, value in network.state_dict().items()}
             write_state_file(run.folder / WEIGHTS, {"model": NAME, "network": settings.network, "weights": own})
             facts |= _save_weights(settings, run.folder)
-        return run.finish(facts, fit, ("accuracy", "max_accuracy", "loss"))
+        return run.finish(facts, fit, ("accuracy", "loss"))
 
 
 def build_resnet50(settings: ResNetSettings) -> nn.Module:
@@ -206,7 +217,7 @@ def _open_samples(settings: ResNetSettings, part: str) -> ShardSamples | MadeUpS
     expected, made = getattr(settings, f"{part}_size"), (settings.image_size, settings.classes, settings.training.seed)
     if settings.fake:
         return MadeUpSamples(expected or (1024 if part == "train" else 256), *made)
-    samples = ShardSamples(local_shards(getattr(settings, part)), *made)
+    samples = ShardSamples(find_shards(getattr(settings, part)), *made)
     if expected and expected != len(samples):
         _log.warning("--%ssize gives %s samples, the shards hold %s: an epoch is once over those", part,
                      f"{expected:,}", f"{len(samples):,}")  # fmt: skip

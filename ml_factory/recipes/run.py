@@ -158,7 +158,7 @@ def open_recipe_run(
             say(f"finished before: {found.folder} (--fresh trains again)")
             yield RecipeRun(*given, done)
         elif is_writing_process():
-            phase = stack.enter_context(open_run_checkpoints(workspace.checkpoints, found)).phase(f"train_{name}")
+            phase = stack.enter_context(open_run_checkpoints(workspace, found)).phase(f"train_{name}")
             stack.enter_context(phase.acquired())
             machine = machine_and_library_versions(("torch", *libraries), device.threads)
             found.record({"environment": machine, "settings": dict(settings)})
@@ -170,7 +170,7 @@ def open_recipe_run(
             stack.enter_context(worker_rank())
             yield RecipeRun(*given)
         else:
-            manager = stack.enter_context(open_run_checkpoints(workspace.checkpoints, found))
+            manager = stack.enter_context(open_run_checkpoints(workspace, found))
             yield RecipeRun(*given, checkpoints=_read_only(manager.phase(f"train_{name}")))
 
 

@@ -8,29 +8,103 @@ number of ranks took those.
 import os
 import re
 import tarfile
+import threading
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from ml_factory.errors import FileError, SettingsError
 from ml_factory.lazy_module import LazyModule
 from ml_factory.seeding import seeded_generator
-from ml_factory.storage.files import files
-from ml_factory.storage.mirror import Mirror, fetch_file
+from ml_factory.storage.files import files, local_cache_folder
+from ml_factory.storage.json_values import fingerprint_json
+from ml_factory.storage.remote import Remote
 
 webdataset = LazyModule("webdataset")
 _BLOCK = 512  # bytes of a tar header, to which contents are padded
 _END = 2 * _BLOCK  # zeros after the last member
 # Shards whose samples are mixed with each other; the order within them is random, and reading stays in few files.
 GROUP = 16
+MOST_FETCHED = 3 * GROUP  # shards of buckets on this disk: the group that is read, the next one, that of an evaluation
+_AT_ONCE = 8  # shards that are fetched and indexed at the same time
 
 Members = dict[str, tuple[int, int]]  # suffix -> (offset, bytes) in the shard's file
 
 
-def index_shard(path: str | os.PathLike) -> dict[str, Members]:
+@dataclass(frozen=True)
+class BucketShard:
+    """A shard in a bucket, read through a copy on this disk; of all copies the MOST_FETCHED read last are kept.
+
+    facts : of the object, as of `Remote.list_files`; another version is another copy.
+    """
+
+    remote: Any
+    address: str
+    name: str
+    facts: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.address}/{self.name}"
+
+    @cached_property
+    def copy(self) -> Path:
+        """Path of the copy, whether it is there or not."""
+        digest = fingerprint_json([str(self), self.facts["version"]])[:24]
+        return local_cache_folder("shards") / f"{digest}.tar"
+
+    def open(self, mode: str = "rb") -> BinaryIO:
+        """Open the copy, which is fetched and verified where it is absent. Raises WorkspaceError."""
+        with _locks[self.copy]:
+            while True:
+                with suppress(FileNotFoundError):
+                    file = self.copy.open("rb")  # stays readable when another shard takes the place of this one
+                    os.utime(self.copy)
+                    return file
+                files.replace(
+                    self.copy, lambda temporary: self.remote.get(self.name, str(temporary), dict(self.facts)),
+                    self.facts["size"], flush=False,
+                )  # fmt: skip
+                _remove_oldest_copies()
+
+
+_locks: dict[Path, threading.Lock] = defaultdict(threading.Lock)
+
+
+def _remove_oldest_copies() -> None:
+    aged = []
+    for path in local_cache_folder("shards").glob("*.tar"):
+        with suppress(FileNotFoundError):
+            aged.append((path.stat().st_mtime_ns, path))
+    for _, path in sorted(aged)[:-MOST_FETCHED]:
+        path.unlink(missing_ok=True)
+
+
+def index_shards(shards: Iterable[Path | BucketShard]) -> dict[str, dict[str, Members]]:
+    """Return the samples of each shard, as of `index_shard`; those of a bucket are kept, so that they are read once."""
+    shards = list(shards)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return dict(zip(map(str, shards), pool.map(_indexed, shards), strict=True))
+
+
+def _indexed(shard: Path | BucketShard) -> dict[str, Members]:
+    if isinstance(shard, Path):
+        return index_shard(shard)
+    kept = shard.copy.with_suffix(".json")
+    if not files.is_file(kept):
+        files.write_json(kept, index_shard(shard))
+    return files.read_json(kept)
+
+
+def index_shard(shard: str | os.PathLike | BucketShard) -> dict[str, Members]:
     """Return the samples of a shard in its order, by key. Raises FileError for a shard cut off, damaged or empty."""
-    path, found = Path(path), dict[str, Members]()
+    path, found = shard if isinstance(shard, BucketShard) else Path(shard), dict[str, Members]()
     try:
         with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
             end = 0
@@ -101,8 +175,8 @@ class ShardPlan:
 # ---------------------------------------------------------------------- where shards come from
 
 
-def local_shards(source: str) -> list[Path]:
-    """Return the local files of a source, in its order. Objects of a bucket are downloaded once and verified.
+def find_shards(source: str) -> list[Path | BucketShard]:
+    """Return the shards of a source, in its order. Those of a bucket are fetched when they are read.
 
     source : a folder, or addresses as WebDataset writes them: braces, several joined by "::". `pipe:gsutil cat ADDRESS`
         is ADDRESS; no other command is run.
@@ -114,25 +188,39 @@ def local_shards(source: str) -> list[Path]:
         raise SettingsError("No shards are named", where="--wds_traindir", wanted="a folder, gs://… or files in braces",
                             next_step="write some with `recipe shards`, or train on --fake_data")  # fmt: skip
     addresses = webdataset.shardlists.expand_urls(source)
-    return [path for address in addresses for path in _local(re.sub(r"^pipe:\s*gsutil\s+cat\s+", "", address))]
+    listed = cache(_list_bucket)
+    return [
+        shard for address in addresses
+        for shard in _found(re.sub(r"^pipe:\s*gsutil\s+cat\s+", "", address), listed)
+    ]  # fmt: skip
 
 
-def _local(address: str) -> list[Path]:
+def _found(address: str, listed: Any) -> list[Path | BucketShard]:
+    """listed : folder in a bucket -> its shards by name"""
     if address.startswith("gs://") and address.endswith(".tar"):
-        return [fetch_file(address)]
-    path = Path(address.removeprefix("file://")).expanduser()
+        folder, _, name = address.rpartition("/")
+        if name not in listed(folder):
+            raise FileError("No such shard", where=address, next_step="check the name and the numbers in braces")
+        return [listed(folder)[name]]
     if address.startswith("gs://"):
-        mirror = Mirror(address.rstrip("/"))
-        mirror.pull()
-        path = mirror.folder
-    elif address.startswith("pipe:") or ("://" in address and not address.startswith("file://")):
-        raise SettingsError("Shards cannot be read from there", where=address, wanted="a folder, or gs://…")
-    elif files.is_file(path):
-        return [path]
-    elif not files.is_folder(path):
-        raise FileError("No such shard", where=path, next_step="check the path and the numbers in braces")
-    names = sorted(name for name in files.names(path) if name.endswith(".tar"))
-    if not names:
+        shards: list[Path | BucketShard] = list(listed(address.rstrip("/")).values())
+    else:
+        path = Path(address.removeprefix("file://")).expanduser()
+        if address.startswith("pipe:") or ("://" in address and not address.startswith("file://")):
+            raise SettingsError("Shards cannot be read from there", where=address, wanted="a folder, or gs://…")
+        if files.is_file(path):
+            return [path]
+        if not files.is_folder(path):
+            raise FileError("No such shard", where=path, next_step="check the path and the numbers in braces")
+        shards = [path / name for name in sorted(files.names(path)) if name.endswith(".tar")]
+    if not shards:
         raise FileError("No shards here", where=address, wanted="files that end in .tar",
                         next_step="write some with `recipe shards`")  # fmt: skip
-    return [path / name for name in names]
+    return shards
+
+
+def _list_bucket(folder: str) -> dict[str, BucketShard]:
+    remote = Remote(folder)
+    found = remote.list_files("")
+    names = sorted(name for name in found if name.endswith(".tar") and "/" not in name)
+    return {name: BucketShard(remote, folder, name, found[name]) for name in names}

@@ -83,23 +83,26 @@ class WorkerLog:
         self._record(self._steps_until(epoch), {"train/global_rate": total})
 
     def __call__(self, epoch: int, metrics: Mapping) -> None:
-        """Log the evaluation of an epoch (from 1)."""
-        self._say(f"[{self.worker}] Epoch {epoch} test end {_hour(time.time())}, "
+        """Log the evaluation of an epoch (from 1) on the held-out training samples."""
+        self._say(f"[{self.worker}] Epoch {epoch} validation end {_hour(time.time())}, "
                   f"Loss={metrics['val_loss']:.5f}, Accuracy={metrics['accuracy']:.2%}")  # fmt: skip
-        self._record(self._steps_until(epoch), {"test/loss": metrics["val_loss"], "test/accuracy": metrics["accuracy"]})
+        self._record(
+            self._steps_until(epoch),
+            {"validation/loss": metrics["val_loss"], "validation/accuracy": metrics["accuracy"]},
+        )
         if self._bucket:
             self._bucket.push_in_background()
         self._begin_epoch(epoch + 1)
 
-    def end(self, history: Sequence[Mapping]) -> dict:
-        """Log the totals of these epochs and return them: seconds, accuracy (best of all epochs), rate."""
+    def end(self, history: Sequence[Mapping], accuracy: float) -> dict:
+        """Log the test accuracy of the chosen epoch and the totals of all, and return these: seconds, rate."""
         facts = {
             "train_seconds": sum(one["seconds"] for one in history),
-            "max_accuracy": max(one["accuracy"] for one in history),
             "samples_per_second": sum(self.rates) / max(len(self.rates), 1),
         }
+        self._record(self._steps_until(len(history)), {"test/accuracy": accuracy})
         self._say(f"[{self.worker}] Total Train Time: {_span(facts['train_seconds'])}")
-        self._say(f"[{self.worker}] Max Accuracy: {facts['max_accuracy']:.2%}")
+        self._say(f"[{self.worker}] Max Accuracy: {accuracy:.2%}")
         self._say(f"[{self.worker}] Avg. Global Rate: {facts['samples_per_second']:.2f} examples per second")
         return facts
 

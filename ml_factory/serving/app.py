@@ -11,7 +11,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,6 +27,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import ml_factory
 from ml_factory.errors import (
@@ -155,15 +156,27 @@ class _Metrics:
             registry=registry,
         )  # fmt: skip
 
-    async def observe(self, request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
-        """Count a request by its route."""
-        began = time.perf_counter()
-        response = await answer(request)
-        path = getattr(request.scope.get("route"), "path", "other")
-        self.requests.labels(path, request.method if request.method in ("GET", "POST") else "other",
-                             response.status_code).inc()  # fmt: skip
-        self.seconds.labels(path).observe(time.perf_counter() - began)
-        return response
+    def counting(self, app: ASGIApp) -> ASGIApp:
+        """Middleware that counts requests by their route."""
+
+        async def call(scope: Scope, receive: Receive, send: Send) -> None:
+            began, status = time.perf_counter(), 500  # of a failure, which is answered outside
+
+            async def sending(message: Message) -> None:
+                nonlocal status
+                status = message.get("status", status)
+                await send(message)
+
+            try:
+                await app(scope, receive, sending)
+            finally:
+                if scope["type"] == "http":
+                    path = getattr(scope.get("route"), "path", "other")
+                    method = scope["method"] if scope["method"] in ("GET", "POST") else "other"
+                    self.requests.labels(path, method, status).inc()
+                    self.seconds.labels(path).observe(time.perf_counter() - began)
+
+        return call
 
 
 def build_app(bundles: Sequence[ServedBundle], state: Path, key: str = "", hosts: tuple[str, ...] = ("*",)) -> FastAPI:
@@ -180,7 +193,7 @@ def build_app(bundles: Sequence[ServedBundle], state: Path, key: str = "", hosts
                   summary="Probabilities of the next move from raw bars, with a guard before each answer.")  # fmt: skip
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=MOST_BYTES)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
-    app.middleware("http")(metrics.observe)
+    app.add_middleware(metrics.counting)
     _add_errors(app)
 
     @app.get("/health")
@@ -334,7 +347,8 @@ def run_server(
                 )  # fmt: skip
             bundles[served.symbol] = served
         shown = f"[{host}]" if ":" in host else host
-        hosts = ("localhost", "127.0.0.1", shown) if is_loopback(host) else ("*",)
+        # With a key the name does not matter: a proxy may hand on that of the public address.
+        hosts = ("localhost", "127.0.0.1", shown) if is_loopback(host) and not key else ("*",)
         config = uvicorn.Config(
             build_app(list(bundles.values()), folder, key, hosts), log_config=None, access_log=False, ws="none",
             log_level="warning", proxy_headers=False, server_header=False, timeout_graceful_shutdown=_GRACE_SECONDS,

@@ -22,7 +22,7 @@ from ml_factory.inference.guard import (
     GuardSettings,
 )
 from ml_factory.storage.files import files
-from ml_factory.storage.json_values import fingerprint_json, parse_json, to_json_value
+from ml_factory.storage.json_values import parse_json, to_json_value
 from ml_factory.storage.serialization import read_state_file, write_state_file
 
 _FACTS = ("symbol", "model", "run_id", "horizon", "lookback", "warmup_bars", "classes", "feature_names", "certified",
@@ -35,7 +35,7 @@ class ServedBundle:
 
     def __init__(self, bundle: Bundle, guard: GuardSettings = DEFAULT_SETTINGS):
         self.bundle, self.guard = bundle, guard
-        self.id = fingerprint_json(bundle.description)[:16]
+        self.id = bundle.fingerprint[:16]
         self.symbol, self.run_id = str(bundle.description["symbol"]), str(bundle.description["run_id"])
 
     @classmethod
@@ -140,7 +140,7 @@ class Feed:
         self._length = pd.Timedelta(minutes=served.bundle.spec.market.bar_minutes)
         self._stream: GuardedStream | None = None
         self._kept: pd.DataFrame | None = None
-        self._answers: list[dict[str, Any]] = []
+        self._answers: dict[str, str] = {}  # known_at -> answer in JSON
         self._read()
 
     def check(self, table: pd.DataFrame, where: object = "bars") -> pd.DataFrame:
@@ -170,8 +170,8 @@ class Feed:
                 kept = new if self._kept is None else pd.concat([self._kept, new])
                 self._kept = kept.iloc[-kept_bars(self._served.bundle) :]
                 oldest = kept.index[-RECENT_BARS:][0].isoformat()
-                self._answers = [one for one in self._answers if one["known_at"] > oldest]
-                self._answers += [self._served.names | one for one in answers]
+                self._answers = {known_at: one for known_at, one in self._answers.items() if known_at > oldest}
+                self._answers |= {one["known_at"]: json.dumps(self._served.names | one) for one in answers}
                 if save:
                     self.save()
         reply = self._served.names | {"answers": first + answers, "repeated": len(repeated)}
@@ -209,7 +209,7 @@ class Feed:
             bars[str(name)] = values.tolist() if values.dtype == object else values
         state = {
             "format": FORMAT, "bundle": self._served.id, "stream": self._stream.get_state(), "bars": bars,
-            "answers": json.dumps(self._answers),
+            "answers": f"[{','.join(self._answers.values())}]",
         }  # fmt: skip
         write_state_file(self._path, state)
 
@@ -236,7 +236,7 @@ class Feed:
         before = self._kept.index[self._kept.index < repeated.index[0]][-1:] + self._length
         after = before[0].isoformat() if len(before) else ""
         until = (repeated.index[-1] + self._length).isoformat()
-        found = [one for one in self._answers if after < one["known_at"] <= until]
+        found = [json.loads(one) for known_at, one in self._answers.items() if after < known_at <= until]
         own = self._served.names
         return [one if one["bundle"] != own["bundle"] else {name: one[name] for name in one if name not in own}
                 for one in found]  # fmt: skip
@@ -258,7 +258,7 @@ class Feed:
 
     def _read(self) -> None:
         """Take the stream from the disk, or with another bundle from the kept bars. Raises CheckpointError."""
-        self._kept, self._answers, self._stream = None, [], None
+        self._kept, self._answers, self._stream = None, {}, None
         stream, replayed = GuardedStream(self._served.bundle, self._served.guard), False
         if files.is_file(self._path):
             what, step = "The stored state of this feed is damaged", "delete this file, and push its history"
@@ -273,7 +273,7 @@ class Feed:
                 columns = {name: np.asarray(one, texts[name]) for name, one in stored["bars"].items()}
                 start = pd.DatetimeIndex(columns.pop("start").view("M8[ns]"), tz="UTC", name="timestamp")
                 self._kept = pd.DataFrame(columns, index=start)
-                self._answers = parse_json(stored["answers"])
+                self._answers = {one["known_at"]: json.dumps(one) for one in parse_json(stored["answers"])}
                 replayed = stored["bundle"] != self._served.id
                 if replayed:
                     stream.push_checked(self._kept)

@@ -1,5 +1,6 @@
 """Bodies of requests and answers, as the OpenAPI page lists them."""
 
+import json
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
@@ -21,9 +22,9 @@ BAR_EXAMPLE = {
 }  # fmt: skip
 _BAR_TEXT = (
     "Raw bars in the format of the training's: a list of bars, or a list for each column (faster). "
-    f"At most {MOST_BARS:,}."
+    f"At most {MOST_BARS:,}. A bar: {json.dumps(BAR_EXAMPLE)}"
 )
-BarTable = Annotated[BarRows | BarColumns, Field(description=_BAR_TEXT, examples=[[BAR_EXAMPLE]])]
+BarTable = Annotated[BarRows | BarColumns, Field(description=_BAR_TEXT)]
 
 
 class Strict(BaseModel):
@@ -36,7 +37,7 @@ class FeedBars(Strict):
     """Raw bars of one symbol. live : the newest is compared with the clock; False for history."""
 
     symbol: Symbol | None = None
-    bars: BarTable
+    bars: Annotated[BarTable, Field(examples=[[BAR_EXAMPLE]])]
     live: bool = True
 
 
@@ -46,6 +47,7 @@ class PredictRequest(FeedBars):
     last : newest rows to answer
     """
 
+    bars: BarTable  # of no example: one bar answers nothing
     last: Annotated[int, Field(ge=1, lt=2**31)] = 1
 
 

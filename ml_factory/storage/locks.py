@@ -78,6 +78,15 @@ def check_lock_file_free(path: Path, what: str) -> None:
                 _unlock(descriptor)
 
 
+def is_lock_file_held(path: Path) -> bool:
+    """Return True where this or another process holds the lock file; nothing is written."""
+    try:
+        check_lock_file_free(path, "it")
+    except CheckpointError:
+        return True
+    return Path(os.path.abspath(path)) in _held
+
+
 @contextmanager
 def file_lock(path: Path) -> Iterator[None]:
     """Hold a lock inside a `with`, waiting for the current holder; without locks on a file system that has none."""

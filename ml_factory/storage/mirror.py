@@ -8,22 +8,27 @@ last pass: what this machine never saw verified on the remote, it never deletes 
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ml_factory.background import BackgroundThread
-from ml_factory.errors import CheckpointError, WorkspaceError
+from ml_factory.errors import CheckpointError, UnresponsiveMountError, WorkspaceError
 from ml_factory.process_identity import process_id
 from ml_factory.storage.files import LEDGER, REMOVALS, files, local_cache_folder
 from ml_factory.storage.json_values import fingerprint_json, parse_json
-from ml_factory.storage.locks import file_lock
+from ml_factory.storage.locks import file_lock, is_lock_file_held
 from ml_factory.storage.remote import Remote
 from ml_factory.storage.stored_paths import is_plain_name, stored_path
 
 _FETCHES = 5  # of a file that changes meanwhile
-_KEPT = ".kept"  # suffix of a local file in whose place the remote's came
+_HEAD = 1 << 20  # bytes that a pull brings of a file that verifies itself, such as a checkpoint: its header
+_KEPT = ".kept"  # suffix of a local file in whose place the remote's came, and of a torn checkpoint
+_GONE = ".gone"  # suffix of a checkpoint that the user removed on the remote
+LOOK_AGAIN_SECONDS = 60.0  # between the two looks that must agree before
+_ANNOUNCED = 50_000_000  # bytes of a transfer that gets a line
 _log = logging.getLogger("ml_factory")
 _CHECKPOINTS = "checkpoints/"
 LEASES = "leases"  # folder of the checkpoints that has a mirror of its own: a lease does not wait behind large files
@@ -57,6 +62,8 @@ class Mirror:
         self.address = address
         self.folder = Path(folder or local_cache_folder("workspaces") / fingerprint_json(address)[:16])
         self.folder.mkdir(parents=True, exist_ok=True)
+        for path in self.folder.glob(f"{_CHECKPOINTS}*/*{_GONE}"):
+            path.unlink(missing_ok=True)
         self.remote = Remote(address)
         self._background = BackgroundThread("mirror")
         self._pass_lock = _pass_locks.setdefault((self.folder, process_id()), threading.RLock())
@@ -89,11 +96,11 @@ class Mirror:
                 check()
             self.push(*places)
         except (WorkspaceError, OSError) as error:
-            if not self._behind:
+            if not self._behind and self.folder.name != LEASES:  # the files next to them have the line
                 _log.warning("The workspace does not have the newest files yet, the run continues: %s", error)
             self._behind = True
             return
-        if self._behind:
+        if self._behind and self.folder.name != LEASES:
             _log.warning("The workspace has the newest files again: %s", self.address)
         self._behind = False
         for _, done in waiting:
@@ -110,6 +117,7 @@ class Mirror:
     def pull(self, *places: str) -> MirrorPass:
         """Download files that are new or changed on the remote; delete local files that were removed there, unless
         they were changed locally. A local file that was never pushed and differs is kept as NAME.kept, with a warning.
+        Of a file that verifies itself and is not here yet, only the header comes; `fetch` brings the rest.
 
         places : prefixes below the workspace, such as "models/MES/"; everything without.
         """
@@ -117,8 +125,10 @@ class Mirror:
             return self._pull(places)
 
     def _pull(self, places: tuple[str, ...]) -> MirrorPass:
-        ledger, remote = self._ledger(), self._list_remote(places)
+        folder, listed = self._list_remote(places)
+        ledger, remote = self._ledger(), {name: one for name, one in listed.items() if _in_pass(name, places)}
         pulled, removed, noted = [], [], self._noted_removals()
+        wanted = []
         for name, facts in sorted(remote.items(), key=_data_first):
             known = ledger.get(name)
             if known and known["version"] == facts["version"] and (self.folder / name).exists():
@@ -126,37 +136,74 @@ class Mirror:
             if (name, facts["version"]) in noted:  # removed here, and there with the next push
                 continue
             if known is None or _stamp(self.folder / name) in (known["local"], None):
-                try:
-                    version = self._fetch(name, facts, is_first=known is None)
-                except CheckpointError as error:  # torn there since: this machine's is uploaded again
-                    _log.warning("The workspace's copy is not used, this machine's stays: %s", error)
-                    ledger[name] = {"version": facts["version"], "local": None}
-                else:
-                    ledger[name] = {"version": version, "local": _stamp(self.folder / name)}
-                pulled.append(name)
-        gone = [name for name in ledger if _in_pass(name, places) and name not in remote]
-        for name in self._removed_by_user(gone, remote):
-            if _stamp(self.folder / name) in (ledger[name]["local"], None):
-                (self.folder / name).unlink(missing_ok=True)
+                wanted.append((name, facts, known is None))
+        whole = [facts["size"] for name, facts, _ in wanted if not self._is_head_enough(name, facts)]
+        self._announce("Downloading from", sum(whole))
+        for name, facts, is_first in wanted:
+            try:
+                version = self._fetch(name, facts, is_first=is_first, head=self._is_head_enough(name, facts))
+            except CheckpointError as error:  # torn there since: this machine's is uploaded again
+                _log.warning("The workspace's copy is not used, this machine's stays: %s", error)
+                ledger[name] = {"version": facts["version"], "local": None}
+            else:
+                ledger[name] = {"version": version, "local": _stamp(self.folder / name)}
+            pulled.append(name)
+        seen = (*places, _CHECKPOINTS) if places else ()
+        gone = [name for name in ledger if name.startswith(folder) and _in_pass(name, seen) and name not in listed]
+        unused = [name for name in gone if not self._is_in_use(name)]
+        for name in self._removed_by_user(unused, listed, places):
+            path = self.folder / name
+            if _stamp(path) in (ledger[name]["local"], None):
+                if name.startswith(_CHECKPOINTS) and path.exists():  # until the next session
+                    os.replace(path, path.with_name(path.name + _GONE))
+                path.unlink(missing_ok=True)
                 removed.append(name)
         self._merge_ledger(ledger, pulled, gone)
         return MirrorPass(pulled=tuple(pulled), removed=tuple(removed))
 
-    def _removed_by_user(self, gone: list[str], remote: dict[str, dict]) -> list[str]:
+    def _is_head_enough(self, name: str, facts: dict) -> bool:
+        path = self.folder / name
+        return path.suffix in _verifiers and facts["size"] > _HEAD and not path.exists()
+
+    def _removed_by_user(self, gone: list[str], listed: dict[str, dict], places: tuple[str, ...]) -> list[str]:
         """Return the names whose absence is meant: each one in a bucket; on a mount, which may have dropped a file, a
-        run's checkpoints where all of them are gone and other files are listed. The rest is pushed again.
+        run's checkpoints where all of them are gone, other files are listed, and a second look a minute later agrees.
+        The rest is pushed again.
         """
         if not self.remote.may_drop_files:
             return gone
-        runs = {os.path.dirname(name) for name in remote}
-        return [name for name in gone if remote and name.startswith(_CHECKPOINTS) and os.path.dirname(name) not in runs]
+        for look in range(2):
+            runs = {os.path.dirname(name) for name in listed}
+            gone = [name for name in gone if listed and name.startswith(_CHECKPOINTS)]
+            gone = [name for name in gone if os.path.dirname(name) not in runs]
+            if gone and not look:
+                _log.warning(
+                    "Checkpoints of %s are gone from %s: looking again in %.0f s, before they are removed here too",
+                    ", ".join(sorted({name.split("/")[1] for name in gone})), self.address, LOOK_AGAIN_SECONDS,
+                )  # fmt: skip
+                time.sleep(LOOK_AGAIN_SECONDS)
+                listed = self._list_remote(places)[1]
+        return gone
+
+    def _is_in_use(self, name: str) -> bool:
+        """Return True for a checkpoint of a run that is training."""
+        run, _, phase = name.removeprefix(_CHECKPOINTS).partition("/")
+        lock = self.folder / _CHECKPOINTS / "locks" / f"{run}--{phase.rsplit('.', 2)[0]}.lock"
+        return name.startswith(_CHECKPOINTS) and is_lock_file_held(lock)
+
+    def _announce(self, what: str, size: int) -> None:
+        """Log one line before a transfer that may take a while."""
+        if size > _ANNOUNCED:
+            _log.warning("%s %s: %.0f MB", what, self.address, size / 1e6)
 
     def fetch(self, name: str) -> Path:
         """Return the local path of one object: downloaded and verified, unless this version is already there."""
         with self._pass_lock:
             ledger, facts, path = self._ledger(), self.remote.facts(name), self.folder / name
-            known = ledger.get(name)
-            if not (known and known["version"] == facts["version"] and _stamp(path) == known["local"]):
+            whole = ledger.get(name) == {"version": facts["version"], "local": _stamp(path)}
+            if not whole or path.stat().st_size != facts["size"]:
+                if path.suffix in _verifiers:
+                    self._announce("Downloading from", facts["size"])
                 ledger[name] = {"version": self._fetch(name, facts), "local": _stamp(path)}
                 self._merge_ledger(ledger, [name])
             return path
@@ -175,9 +222,15 @@ class Mirror:
         local = {name: _stamp(self.folder / name) for name in self._list_local(places)}
         changed = [name for name, stamp in local.items() if ledger.get(name, {}).get("local") != stamp]
         pushed, removed = [], []
+        if not places:  # a verb waits for it
+            self._announce("Uploading to", sum(stamp[0] for stamp in map(local.get, changed) if stamp is not None))
         for name in sorted(changed, key=lambda name: _data_first((name, None))):
             try:
+                _verifiers.get(Path(name).suffix, bool)(self.folder / name)
                 ledger[name] = {"version": self.remote.put(name, self.folder / name), "local": local[name]}
+            except CheckpointError as error:
+                self._set_aside(name, f"This machine's copy is not uploaded: {error} It")
+                continue
             except WorkspaceError:
                 if _stamp(self.folder / name) == local[name]:
                     raise
@@ -194,29 +247,33 @@ class Mirror:
 
     # ------------------------------------------------------------------ one file
 
-    def _fetch(self, name: str, facts: dict, *, is_first: bool = False) -> str:
+    def _fetch(self, name: str, facts: dict, *, is_first: bool = False, head: bool = False) -> str:
         """Download a file to a temporary one, compare it with the remote's, and rename it into place; return its
         version: a later one than listed, where another machine has overwritten it since. A file that verifies itself
         takes the place of a local one only where it is intact; raises CheckpointError else.
 
         is_first : a local file was never pushed; where it differs, it is moved away.
+        head : bring only the first bytes.
         """
         path = self.folder / name
         verify = _verifiers.get(path.suffix) if path.is_file() else None
 
         def fill(temporary: Path) -> None:
+            if head:
+                self.remote.get_head(name, temporary, _HEAD)
+                return
             self.remote.get(name, temporary, facts)
             if verify is not None:
                 verify(temporary)
             if is_first and path.is_file() and files.sha256(path) != files.sha256(temporary):
-                kept = path.with_name(path.name + _KEPT)
-                os.replace(path, kept)
-                _log.warning("The workspace holds another %s: this machine's, never uploaded, is now %s", name, kept)
+                self._set_aside(name, f"The workspace holds another {name}: this machine's, never uploaded,")
 
         for _ in range(_FETCHES):
             try:
-                files.replace(stored_path(self.folder, *name.split("/")), fill, facts["size"])
+                files.replace(stored_path(self.folder, *name.split("/")), fill, _HEAD if head else facts["size"])
                 break
+            except UnresponsiveMountError:
+                raise
             except WorkspaceError:
                 now = self.remote.facts(name)
                 if now["version"] == facts["version"]:
@@ -224,12 +281,19 @@ class Mirror:
                 facts = now
         return facts["version"]
 
+    def _set_aside(self, name: str, reason: str) -> None:
+        path = self.folder / name
+        kept = path.with_name(path.name + _KEPT)
+        os.replace(path, kept)
+        _log.warning("%s is now %s", reason, kept)
+
     # ------------------------------------------------------------------ listings
 
-    def _list_remote(self, places: tuple[str, ...]) -> dict[str, dict]:
-        folder = places[0].rstrip("/") if len(places) == 1 and places[0].endswith("/") else ""
+    def _list_remote(self, places: tuple[str, ...]) -> tuple[str, dict[str, dict]]:
+        """Return the folder above all places, "" or with a slash, and the files in it."""
+        folder = os.path.commonpath(list(map(os.path.dirname, places))) if places else ""
         names = self.remote.list_files(folder)
-        return {name: facts for name, facts in names.items() if self._is_usable(name) and _in_pass(name, places)}
+        return folder and f"{folder}/", {name: facts for name, facts in names.items() if self._is_usable(name)}
 
     def _is_usable(self, name: str) -> bool:
         """Return True for an object name that is a path of plain names; another one costs a warning."""
@@ -242,7 +306,7 @@ class Mirror:
     def _list_local(self, places: tuple[str, ...]) -> Iterator[str]:
         for path in self.folder.rglob("*"):
             name = path.relative_to(self.folder).as_posix()
-            temporary = path.name.startswith(".") or path.suffix in (".lock", ".tmp", _KEPT)
+            temporary = path.name.startswith(".") or path.suffix in (".lock", ".tmp", _KEPT, _GONE)
             if path.is_file() and not path.is_symlink() and not temporary and _in_pass(name, places):
                 yield name
 
@@ -275,7 +339,7 @@ class Mirror:
 
 
 def verify_fetched(suffix: str, verify: Callable[[Path], object]) -> None:
-    """Verify files with this suffix before they replace local ones. verify : raises CheckpointError."""
+    """Verify files with this suffix before they replace local ones or the remote's. verify : raises CheckpointError."""
     _verifiers[suffix] = verify
 
 

@@ -39,6 +39,7 @@ _START = (
     f"import sys; sys.path[:0] = sys.argv[1].split({os.pathsep!r}); "
     f"from {__name__} import serve; serve(int(sys.argv[2]), sys.argv[3])"
 )
+_LARGE = 1 << 26  # bytes of an object that is fetched by several requests at once
 _ALIVE_SECONDS = 0.2  # between two signs of life
 _MOST_ABANDONED = 4  # children of one address that hang
 _abandoned: list[tuple[str, subprocess.Popen]] = []
@@ -65,7 +66,7 @@ class Remote:
             _prefix_of(address)
             check_packages_installed("gcsfs")
         self._idle: list[_Child] = []
-        self._process = process_id()
+        self._process, self._silent_until = process_id(), 0.0
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         if method.startswith("_"):
@@ -79,10 +80,14 @@ class Remote:
         with suppress(IndexError):
             child = self._idle.pop()
         try:
+            if time.monotonic() < self._silent_until:  # who waited for the one before does not wait as long again
+                raise OSError("it did not answer just now")
             if child is None or child.process.poll() is not None:
                 child = _Child(self._address, SILENCE_SECONDS + (0.0 if self.may_drop_files else REQUEST_SECONDS))
             answer = child.call([method, *args])
         except (OSError, RuntimeError) as error:  # silent, dead, or not to be started
+            if isinstance(error, TimeoutError):
+                self._silent_until = time.monotonic() + SILENCE_SECONDS / 4
             raise _no_answer("/".join([self._address, *args[:1]]).rstrip("/"), error) from error
         self._idle.append(child)
         if "error" in answer:
@@ -238,6 +243,11 @@ class MountedFolder:
             self._copy(source, copy)
         _require_same(os.stat(path).st_size, facts["size"], self._folder / name)
 
+    def get_head(self, name: str, path: str, size: int) -> None:
+        """Download the first bytes of a file."""
+        with self._errors(name), open(self._folder / name, "rb") as source:
+            Path(path).write_bytes(source.read(size))
+
     def put(self, name: str, path: str) -> str:
         """Upload a file, compare what is there then, and return its version."""
         place = self._folder / name
@@ -329,14 +339,19 @@ class Bucket:
         return {path.removeprefix(self._prefix + "/"): _facts(facts) for path, facts in found.items()}
 
     def facts(self, name: str) -> dict:
-        with self._errors(name):
-            self._files.invalidate_cache()
-            return _facts(self._files.info(self._key(name)))
+        bucket, _, key = self._key(name).partition("/")
+        with self._errors(name):  # not by `info`, which also lists
+            return _facts(self._files.call("GET", "b/{}/o/{}", bucket, key, json_out=True))
 
     def get(self, name: str, path: str, facts: dict) -> None:
+        one_request = {} if facts["size"] >= _LARGE else {"concurrency": 1}  # several ask for its size first
         with self._errors(name):
-            self._files.get_file(self._key(name), str(path))
+            self._files.get_file(self._key(name), str(path), **one_request)
         _require_same(_size_and_digest(path, facts), (facts["size"], facts["md5"]), f"{self._address}/{name}")
+
+    def get_head(self, name: str, path: str, size: int) -> None:
+        with self._errors(name):
+            Path(path).write_bytes(self._files.cat_file(self._key(name), start=0, end=size)[:size])
 
     def put(self, name: str, path: str) -> str:
         with self._errors(name):

@@ -104,17 +104,20 @@ def serialize_state(state: dict) -> bytes:
     return b"".join((safetensors_header(table), arrays))
 
 
-def deserialize_state(data: bytes | bytearray | memoryview, *, tensors: bool = True) -> dict:
+def deserialize_state(
+    data: bytes | bytearray | memoryview, *, tensors: bool = True, most_text: int = sys.maxsize
+) -> dict:
     """Return the state that `serialize_state` was given. Tensors come back as CPU tensors, OrderedDicts as dicts.
 
     data : where it can be written, large arrays of the state are views of it: the state is in memory once.
     tensors : False: torch is not needed, a tensor comes back as its bytes, uint8 (N,).
+    most_text : bytes of JSON that are read at most, of the table and of the tree; a megabyte of it takes .2 s.
 
     Raises CheckpointError when the bytes are torn, are not a state, or were written by a later version.
     """
     try:
-        arrays = _read_arrays(memoryview(data))
-        tree = parse_json(bytes(arrays.pop(_TREE)), deepest=_DEEPEST_TREE)
+        arrays = _read_arrays(memoryview(data), most_text)
+        tree = parse_json(_text(memoryview(arrays.pop(_TREE)), most_text), deepest=_DEEPEST_TREE)
         version = tree["version"]
         if type(version) is int and version > VERSION:
             raise CheckpointError(
@@ -246,14 +249,20 @@ def _is_finite(raw: np.ndarray, dtype: str) -> bool:
 # ---------------------------------------------------------------------- from bytes
 
 
-def _read_arrays(file: memoryview) -> dict[str, np.ndarray]:
+def _text(part: memoryview, most: int) -> bytes:
+    if part.nbytes > most:
+        raise ValueError(f"{part.nbytes:,} bytes of JSON, at most {most:,} wanted")
+    return bytes(part)
+
+
+def _read_arrays(file: memoryview, most_text: int) -> dict[str, np.ndarray]:
     """Return the bytes, uint8 (N,), of a file's arrays. Raises ValueError where its table does not account for each
     byte once.
 
     A large array is a view of the file, a small one a copy: one that is kept longer must not keep the whole file.
     """
     first = 8 + int.from_bytes(file[:8], "little")
-    table = parse_json(bytes(file[8:first]))
+    table = parse_json(_text(file[8:first], most_text))
     flat, end, arrays = np.frombuffer(file[first:], np.uint8), 0, {}
     table.pop("__metadata__", None)
     for name, entry in sorted(table.items(), key=lambda item: item[1]["data_offsets"]):

@@ -87,10 +87,11 @@ class Workspace:
     Parameters
     ----------
     root : folder, or gs://bucket/prefix, or "" or None for the default rule (see `default_workspace_root`). A folder on
-        a mount and a bucket have a local working copy, `root`: small files are downloaded at once, a symbol's bars and
-        data when they are first used, and `push` uploads what was written.
+        a mount and a bucket have a local working copy, `root`: models and results are downloaded at once, checkpoints
+        and a symbol's bars and data when they are first used, and `push` uploads what was written.
 
-    Attributes: `address`, what was given, with which another process opens this workspace; `root`, the local folder.
+    Attributes: `address`, what was given, with which another process opens this workspace; `root`, the local folder;
+    `in_verb`, True for the workspace of a running verb.
 
     Raises WorkspaceError when the root is a file, cannot be written, or does not answer where it is elsewhere.
     """
@@ -104,10 +105,13 @@ class Workspace:
             text = os.path.abspath(Path(text).expanduser() if text else default_workspace_root())
         self.address: str = text
         self._mirror = open_mirror(text) if "://" in text or mount_of(text) else None
-        self._pulled: set[str] = set()
+        # A verb's own functions open its workspace again: what it has pulled is there.
+        self.in_verb: bool = isinstance(root, Workspace) and root.in_verb
+        self._pulled: set[str] = root._pulled if isinstance(root, Workspace) and root.in_verb else set()
         self.files = files
         self.root = Path(text) if self._mirror is None else self._mirror.folder
-        folders = (self.raw, self.root / "data" / "processed", self.models, self.checkpoints, self.results)
+        self._checkpoints = self.root / "checkpoints"
+        folders = (self.raw, self.root / "data" / "processed", self.models, self._checkpoints, self.results)
         try:
             for folder in folders:
                 self.files.make_folder(folder)
@@ -121,7 +125,7 @@ class Workspace:
                 self._mirror.remote.make_folder(str(folder.relative_to(self.root)))
         if not os.access(self.root, os.W_OK):
             raise WorkspaceError("This workspace cannot be written", where=self.root, next_step="choose another folder")
-        self._pull("models/", "results/", "checkpoints/")
+        self._pull("models/", "results/")
 
     def push(self) -> None:
         """Upload local changes to the mount or bucket; no effect for a local folder. One that refuses costs a warning,
@@ -162,7 +166,13 @@ class Workspace:
     @property
     def checkpoints(self) -> Path:
         """checkpoints, one folder for each run."""
-        return self.root / "checkpoints"
+        self._pull("checkpoints/")
+        return self._checkpoints
+
+    def checkpoints_of(self, run: str) -> Path:
+        """checkpoints, of which one run's are needed."""
+        self._pull(f"checkpoints/{run}")
+        return self._checkpoints
 
     @property
     def results(self) -> Path:
@@ -233,9 +243,11 @@ def push_workspace_on_exit(verb: Verb) -> Verb:
     @functools.wraps(verb)
     def run(workspace: "str | os.PathLike | Workspace | None", *args: Any, **settings: Any) -> Any:
         workspace = Workspace(workspace)
+        workspace.in_verb = True
         try:
             return verb(workspace, *args, **settings)
         finally:
+            workspace.in_verb = False
             if process_rank() == 0:
                 workspace.push()
 

@@ -3,8 +3,9 @@
 B batch, T time steps, F features, C = 3 classes.
 """
 
+import logging
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,11 @@ from ml_factory.seeding import derive_seed
 from ml_factory.training.batches import BatchLoader
 from ml_factory.training.device import Device, deterministic_device, pick_device, pick_prediction_device
 from ml_factory.training.evaluate import evaluate_mean_loss, evaluate_network_outputs
-from ml_factory.training.loop import Validation, run_training_loop
+from ml_factory.training.loop import OutOfMemoryError, Validation, run_training_loop
 from ml_factory.training.losses import weighted_cross_entropy
 from ml_factory.training.spec import NetworkSpec
+
+_log = logging.getLogger("ml_factory.training")
 
 
 def init_network_from_seed(
@@ -103,7 +106,6 @@ class NeuralClassifier(ModelBase):
 
     def _learn(self, spec, train, valid, run, callbacks, checkpoints):
         device = pick_device(spec)
-        self._build()
         feed, validation = _batches(device, train), None
         if valid is not None:
             held = _batches(device, valid)
@@ -111,10 +113,18 @@ class NeuralClassifier(ModelBase):
                 lambda: evaluate_mean_loss(self.network, held, _loss, device, spec.eval_batch),
                 from_start=self.offset is not None,
             )
-        return run_training_loop(
-            self.network, len(feed), feed, _loss, spec, device, identity=run, validation=validation,
-            callbacks=callbacks, checkpoints=checkpoints,
-        )  # fmt: skip
+        while True:
+            self._build()
+            try:
+                return run_training_loop(
+                    self.network, len(feed), feed, _loss, spec, device, identity=run, validation=validation,
+                    callbacks=callbacks, checkpoints=checkpoints,
+                )  # fmt: skip
+            except OutOfMemoryError as error:
+                if not error.divisible:
+                    raise
+                _log.warning("%s, %s: it starts again from its last checkpoint with half", error.what, error.where)
+            spec = replace(spec, accumulate=2 * spec.accumulate)
 
     def _scores(self, x):
         network, device = self._fitted(self.network), pick_prediction_device(self.settings)

@@ -84,6 +84,19 @@ def _minutes(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
+class OutOfMemoryError(FactoryError):
+    """Memory ran out in a step. divisible : whether this process can compute its rows in smaller parts."""
+
+    def __init__(self, run: TrainingState, error: BaseException):
+        self.divisible = run.device.processes.world == 1 and run.micro > run.device.chips
+        super().__init__(
+            "Memory ran out in a training step", where=f"step {run.step + 1}, {run.micro} rows at once",
+            got=str(error).splitlines()[0] if str(error) else type(error).__name__,
+            next_step="half of batch_size and twice the gradient_accumulation_steps: the same batch in smaller parts, "
+            "and the run continues from its last checkpoint; or gradient_checkpointing=True",
+        )  # fmt: skip
+
+
 Batch = Callable[[np.ndarray], Any]
 
 
@@ -124,7 +137,7 @@ def run_training_loop(
     callbacks : called with (epoch from 1, metrics) after each epoch; `log_steps(epoch, step, loss)`, where one has it,
         every `spec.log_steps` steps with the step in the epoch and the mean loss since the last call.
     identity : values that a checkpoint must match to be resumed: "model", "settings", "data".
-    Raises FactoryError where a loss or its gradient is not finite, or memory runs out.
+    Raises FactoryError where a loss or its gradient is not finite, OutOfMemoryError where memory runs out.
     """
     with deterministic_device(device):
         run = TrainingState(network, rows, spec, device, identity, getattr(batch, "sampler", BatchSampler))
@@ -144,7 +157,9 @@ def run_training_loop(
                     try:
                         take_training_step(run, batch, loss, end)
                     except (RuntimeError, MemoryError) as error:
-                        raise _explained(run, error) from error
+                        if not device.is_out_of_memory_error(error):
+                            raise
+                        raise OutOfMemoryError(run, error) from error
                     # -------------------------------------------------- the log, and periodic jobs
                     moved(run.order.batch)
                     if run.step % run.spec.log_steps == 0:
@@ -231,19 +246,6 @@ def _descend(run: TrainingState, numbers: Tensor, totals: Tensor) -> None:
         run.scale.adapt(finite)
     first_bad, counter = run.flag.unbind()
     run.flag = torch.stack([torch.where(bad & (first_bad < 0), counter, first_bad), counter + 1])
-
-
-def _explained(run: TrainingState, error: RuntimeError | MemoryError) -> Exception:
-    """Return the error to raise for one of a step: what to do where memory ran out, else the error itself."""
-    if not run.device.is_out_of_memory_error(error):
-        return error
-    return FactoryError(
-        "Memory ran out in a training step",
-        where=f"step {run.step + 1}, {run.micro} rows at once",
-        got=str(error).splitlines()[0] if str(error) else type(error).__name__,
-        next_step="half of batch_size and twice the gradient_accumulation_steps: the same batch in smaller parts, and "
-        "the run continues from its last checkpoint; or gradient_checkpointing=True",
-    )
 
 
 def _validate(run: TrainingState, validation: Validation, epoch: int) -> float:

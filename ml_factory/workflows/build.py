@@ -5,17 +5,27 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 
 from ml_factory.data.resample import ResampledBars, resample_bars, resample_minute_bars_for_labels, to_bar_chunk
-from ml_factory.data.sessions import DAY_NS, INFER_SESSIONS, MarketSpec, assign_sessions, resolve_market_spec
+from ml_factory.data.sessions import (
+    DAY_NS,
+    INFER_SESSIONS,
+    MarketSpec,
+    assign_sessions,
+    distinct_in_order,
+    resolve_market_spec,
+)
 from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.preprocessing import fit_preprocessing_steps
 from ml_factory.features import custom
-from ml_factory.features.build import FeatureRows, FeatureStream, build_features, timeframe_name
+from ml_factory.features.build import FIRST_BARS, FeatureRows, FeatureStream, build_features, timeframe_name
 from ml_factory.leakage.blind import Fitted, Split
+from ml_factory.leakage.cuts import choose_cut_points
+from ml_factory.leakage.proof import ProofSpec
 from ml_factory.leakage.tables import Table
 from ml_factory.progress import progress_phase
 from ml_factory.seeding import seeded_generator
@@ -31,6 +41,8 @@ from ml_factory.targets.splits import (
 )
 from ml_factory.targets.weights import WeightSpec, training_weights
 
+Stretch = tuple[int, int]
+FED_ROWS = 32  # of a stretch, and at least two bars of the coarsest frame
 ROWS_A_FOLD = 4  # times the embargo: with fewer rows a fold may keep none, which is no leak
 LEAST_FOLDS = 3  # of which two may be evaluated at once
 
@@ -42,32 +54,38 @@ class Built:
     features : None where they were left out
     base, minute_bars : bars of the base frame, and the bars inside them that labels look at (None where there are none)
     labels : horizon -> table of every proven label, whether it has a row of features or not
+    stretches : (first, stop) of bars that the proof feeds again
+    states : first bar of a stretch that does not go on where another stopped -> the feature stream's state before it
     """
 
     features: FeatureRows | None
     base: ResampledBars
     minute_bars: ResampledBars | None
     labels: dict[int, pd.DataFrame]
+    stretches: Sequence[Stretch]
+    states: dict[int, dict]
 
 
 def build(
-    bars: pd.DataFrame, market: MarketSpec, settings: DataSpec, horizons: Sequence[int], *, features: bool = True
-) -> Built:
+    bars: pd.DataFrame, market: MarketSpec, settings: DataSpec, horizons: Sequence[int], *, features: bool = True,
+    stretches: Sequence[Stretch] = (),
+) -> Built:  # fmt: skip
     """Build features and labels of checked bars.
 
     Rows known, and labels proven, by a moment are the same bits whatever bars follow it. Raises BarsError where too few
     bars are left after warm-up.
+
+    stretches : as in `Built`
     """
-    made, minutes = (
-        build_features(bars, market, settings.features) if features else None,
-        settings.features.base_minutes,
-    )
+    stops = {stop for _, stop in stretches}
+    minutes, states = settings.features.base_minutes, {first: {} for first, _ in stretches if first not in stops}
+    made = build_features(bars, market, settings.features, states=states) if features else None
     base = made.base if made else resample_bars(bars, market, minutes)
     minute_bars, labels = resample_minute_bars_for_labels(bars, market, minutes), {}
     for horizon in horizons:
         with progress_phase(f"labels {horizon}", len(base)):
             labels[horizon] = make_labels(base, minute_bars, settings.label_spec_for(horizon), market)
-    return Built(made, base, minute_bars, labels)
+    return Built(made, base, minute_bars, labels, stretches, states)
 
 
 def resolve_market_facts(symbol: str, bars: pd.DataFrame, settings: DataSpec) -> MarketSpec:
@@ -100,7 +118,7 @@ class DataUnderProof:
         start = bars.index.as_unit("ns").asi8
         calendar = resolve_market_facts(self.symbol, bars, self.settings).calendar
         days = (assign_sessions(start, calendar).id, start // DAY_NS)
-        last = [np.searchsorted(day, np.unique(day)[:INFER_SESSIONS][-1], side="right") for day in days]
+        last = [np.searchsorted(day, distinct_in_order(day)[:INFER_SESSIONS][-1], side="right") for day in days]
         return int(max(last)) + 1
 
     def built(self, bars: pd.DataFrame, facts: dict, features: bool = True) -> Built:
@@ -108,8 +126,11 @@ class DataUnderProof:
         with custom.stateless_custom_features():
             return build(bars, MarketSpec.from_dict(facts), self.settings, self.horizons, features=features)
 
-    def tables(self, bars: pd.DataFrame, facts: dict, features: bool = True) -> dict[str, Table]:
-        built, tables = self.built(bars, facts, features), {}
+    def tables(
+        self, bars: pd.DataFrame, facts: dict, features: bool = True, built: Built | None = None
+    ) -> dict[str, Table]:
+        """Return every part under its name; `built` where the bars are built already."""
+        built, tables = built or self.built(bars, facts, features), {}
         if built.features is not None:
             tables["features"] = _known(built.features.to_frame())
         tables |= {f"frame {name}": _known(frame) for name, frame in self.frames(bars, facts, built.base).items()}
@@ -128,22 +149,51 @@ class DataUnderProof:
                 frames["primary side"] = primary_rule_side(base, labels, market).to_frame()
         return frames
 
-    def feed(self, bars: pd.DataFrame, facts: dict, pushes: int, seed: int) -> pd.DataFrame:
-        """Return the features of a live feed of these bars, index known_at: at each push no later bar exists.
+    def stretches(self, bars: pd.DataFrame, facts: dict, spec: ProofSpec) -> list[Stretch]:
+        """Return (first, stop) of the pushes of a feed, in time order.
 
-        The last row of each push has no future, the rows before it the future of that push alone. The pushes end at
-        random base bars, so a leak of one row ahead is met in as many rows as there are pushes, a longer one in more.
-        The user's own features are left out: a stream may compute them with other last bits.
+        They cover the file and end at random base bars; or they are short, and end where leaks are: at the cuts of
+        every kind, and a bar and two base bars after them.
         """
-        market, spec, given, begun = MarketSpec.from_dict(facts), self.settings.features, [], 0
+        market, minutes = MarketSpec.from_dict(facts), self.settings.features.base_minutes
+        if spec.feed_all:
+            first = np.searchsorted(bars.index.as_unit("ns").asi8, resample_bars(bars, market, minutes).start)
+            ends = seeded_generator(spec.seed, "feed").permutation(first)[: spec.feed_pushes]
+            return list(pairwise(np.unique([0, *ends, len(bars)]).tolist()))
+        longest = max(minutes, *self.settings.features.frames)
+        warm = max(FIRST_BARS["base"] * minutes, FIRST_BARS["coarse"] * longest) // market.bar_minutes
+        cuts = choose_cut_points(
+            bars, market.calendar, spec.feed_pushes // 3, seed=spec.seed, earliest=min(warm, len(bars) // 2),
+            bar_minutes=market.bar_minutes,
+        )  # fmt: skip
+        back = max(FED_ROWS * minutes, 2 * longest) // market.bar_minutes
+        at = np.array([cut.first for cut in cuts], np.int64)
+        later = [at, at + 1, at + 2 * minutes // market.bar_minutes + 1]
+        ends = np.unique(np.minimum(later, len(bars))).tolist()
+        return [(max(end - back, before), end) for before, end in pairwise([0, *ends])]
+
+    def feed(
+        self, bars: pd.DataFrame, facts: dict, stretches: Sequence[Stretch], states: Mapping[int, dict]
+    ) -> pd.DataFrame:
+        """Return the features of a live feed in these stretches, index known_at: at each push no later bar exists.
+
+        The last row of each push has no future, the rows before it the future of that push alone: so a leak of one row
+        ahead is met in as many rows as there are pushes, a longer one in more. The user's own features are left out: a
+        stream may compute them with other last bits.
+
+        states : as in `Built`, from a build that had not read further; {}: bars are pushed from the first on
+        """
+        market, spec, given, at = MarketSpec.from_dict(facts), self.settings.features, [], 0
         stream, chunk = FeatureStream(market, spec), to_bar_chunk(bars, market)
-        first = np.searchsorted(bars.index.as_unit("ns").asi8, resample_bars(bars, market, spec.base_minutes).start)
-        ends = seeded_generator(seed, "feed").permutation(first)[:pushes]
         with progress_phase("live feed", len(bars)) as done:
-            for end in np.unique([*ends[ends > 0], len(bars)]).tolist():
-                given.append(stream.push(chunk.part(begun, end)))
-                done(end - begun)
-                begun = end
+            for first, stop in stretches:
+                if states and first != at:
+                    stream.load_state(states[first])
+                elif first != at:
+                    stream.push(chunk.part(at, first))
+                given.append(stream.push(chunk.part(first, stop)))
+                done(stop - at)
+                at = stop
         own = len(stream.names) - len(spec.custom)
         known_at = np.concatenate([one.known_at for one in given])
         index = pd.DatetimeIndex(known_at.view("M8[ns]"), tz="UTC", name="known_at")

@@ -17,7 +17,7 @@ from ml_factory.evaluation.findings import concentration_finding, finding_lines,
 from ml_factory.evaluation.intervals import describe_lacking_weeks, fold_gain_interval
 from ml_factory.evaluation.verdict import ModelVerdict, describe_missing_classes, model_verdict, verdict_gains_of_folds
 from ml_factory.lazy_module import LazyModule
-from ml_factory.models.registry import build_model, find_model_spec
+from ml_factory.models.registry import build_model, check_registered_model_settings
 from ml_factory.result import Result, limits_lines, origin_table, verdict_lines
 from ml_factory.runs import RunOptions, open_run
 from ml_factory.settings import make_run_settings
@@ -29,7 +29,7 @@ from ml_factory.workflows.evaluation import best_baseline, prepared_dataset_base
 from ml_factory.workflows.folds import FoldForecasts, FoldModel, FoldPlan, FoldSchemeSpec, fit_folds, plan_folds
 from ml_factory.workflows.predictions import write_prediction_frame
 from ml_factory.workflows.prepared_dataset import PreparedDataset, quick_row_limit, resolve_dataset_settings
-from ml_factory.workflows.train import check_model_settings, load_data_of_run, weight_settings
+from ml_factory.workflows.train import load_data_of_run, weight_settings
 from ml_factory.workflows.train_ranks import check_single_rank
 
 plots = LazyModule("ml_factory.evaluation.plots")  # matplotlib comes with the extra train
@@ -65,7 +65,7 @@ def cross_validate(
     """
     started, workspace = time.perf_counter(), Workspace(workspace)
     check_single_rank("cross_validate")
-    find_model_spec(model)
+    own = check_registered_model_settings(model, model_settings)
     cut = scheme if isinstance(scheme, FoldSchemeSpec) else FoldSchemeSpec(scheme, folds)
     chosen = RunOptions.of(options, unused=("source",))
     data = load_data_of_run(workspace, symbol, horizon, chosen)
@@ -73,7 +73,7 @@ def cross_validate(
     fold_settings = cut.to_dict() | weight_settings(weights)
     spec = make_run_settings(
         symbol, horizon, model, task="folds", seed=chosen.seed, quick=chosen.quick, data=data.fingerprint,
-        settings=fold_settings | check_model_settings(model_settings),
+        settings=fold_settings | own,
     )  # fmt: skip
     with open_run(workspace, spec, chosen) as run:
         found = run.status(finished=run.ended)

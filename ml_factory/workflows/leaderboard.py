@@ -80,7 +80,7 @@ def leaderboard(
 def _lines(frame: pd.DataFrame, trials: Mapping[str, int], skipped: Sequence[str]) -> list[str]:
     """Return the summary: the table, the number of models that beat their baselines, the trials."""
     run = frame["quick"].map({True: "QUICK", False: "full"})
-    table = frame.assign(run=run)[SHOWN].rename(columns={"gain_best": "gain", "net": "after costs"})
+    table = frame.assign(run=run).reindex(columns=SHOWN).rename(columns={"gain_best": "gain", "net": "after costs"})
     digits = {"gain": "{:+.4f}", "after costs": "{:,.0f}", "chance": "{:.0%}"}
     text = table.to_string(index=False, formatters={name: one.format for name, one in digits.items()}, na_rep="-")
     tried = ", ".join(f"{count} on {symbol}" for symbol, count in trials.items())

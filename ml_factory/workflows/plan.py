@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -237,6 +237,8 @@ def fit_seconds(data: PreparedDataset, spec: RunSettings, size: tuple[int, int])
         for rows in (train, held_out)
     ]
     *_, learnt, validation = fit_inputs(data, model, *parts, lambda rows: data.scaler, None)
+    unit = "epochs" if find_model_spec(spec.model).windowed else "rounds"
+    model.settings = replace(model.settings, **{unit: size[1]})
     began = time.perf_counter()
-    model.fit(*learnt, validation=validation, limits={"epochs": size[1], "rounds": size[1]})
+    model.fit(*learnt, validation=validation)
     return time.perf_counter() - began

@@ -10,12 +10,12 @@ import pandas as pd
 
 from ml_factory.argument_checks import DEFAULT_HORIZONS, DEMOS, check_horizon
 from ml_factory.code_fingerprint import source_hash
-from ml_factory.data.io import import_bars, load_bars, raw_bar_minutes
+from ml_factory.data.io import import_checked_bars, load_bars, raw_bar_minutes
 from ml_factory.data.resample import check_resample_length
 from ml_factory.data.rolls import RollSpec
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import ensure_synthetic_demo_market
-from ml_factory.data.validation import RawBarSpec
+from ml_factory.data.validation import RawBarSpec, report_checked_bars
 from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.preprocessing import fit_preprocessing_steps
 from ml_factory.datasets.store import DatasetStore
@@ -40,7 +40,7 @@ from ml_factory.targets.labels import (
 )
 from ml_factory.targets.splits import chronological_split
 from ml_factory.targets.weights import effective_sample_size
-from ml_factory.workflows.build import Built, build, resolve_market_facts
+from ml_factory.workflows.build import Built, DataUnderProof, build, resolve_market_facts
 from ml_factory.workflows.inspect_data import bar_findings_table, split_figure
 from ml_factory.workflows.prepared_dataset import SPLITS, prepared_data_fingerprint
 from ml_factory.workflows.prove import (
@@ -108,7 +108,7 @@ def prepare(
         settings = replace(settings, bars=replace(settings.bars, minutes=bar_minutes))
     with record_progress() as phases:
         settings = add_found_barriers(settings, workspace.processed(symbol), searched, horizons)
-        before, settings = _import_raw_bars(workspace, symbol, data, settings, roll)
+        before, bars, settings = _import_raw_bars(workspace, symbol, data, settings, roll)
         raw = files.sha256(require_raw_bars(workspace, symbol))
         key = prepared_data_fingerprint(raw, settings.to_dict())
         processed = workspace.processed(symbol)
@@ -119,8 +119,8 @@ def prepare(
             if missing:
                 try:
                     store = store or DatasetStore.begin(processed, key)
-                    bars = _write(store, workspace, symbol, settings, missing, raw)
-                    _certify(store, workspace, horizons, bars)
+                    built = _write(store, workspace, symbol, settings, missing, raw, bars)
+                    _certify(store, workspace, horizons, *built)
                 except FactoryError:
                     if before is not None:  # what was prepared before belongs to the bars before
                         workspace.files.write(workspace.raw_bars(symbol), before)
@@ -150,12 +150,13 @@ def _settings_after_previous(given: DataSpec | None, processed: Path) -> DataSpe
 
 def _import_raw_bars(
     workspace: Workspace, symbol: str, data: str | Path | None, settings: DataSpec, roll: RollSpec | None
-) -> tuple[bytes | None, DataSpec]:
+) -> tuple[bytes | None, pd.DataFrame | None, DataSpec]:
     """Import the raw bars into `data/raw`.
 
     Returns
     -------
-    (bytes of the file that `data` replaced, None where there was none; settings for the file that is there now).
+    (bytes of the file that `data` replaced, None where there was none; the checked bars, None where none were imported;
+    settings for the file that is there now).
     """
     if data is not None:
         if symbol in DEMOS:
@@ -164,27 +165,30 @@ def _import_raw_bars(
         raw = workspace.raw_bars(symbol)
         before = files.read(raw) if files.is_file(raw) else None
         with progress_phase("importing") as done:
-            imported = import_bars(data, workspace, symbol, settings.bars, roll=roll, calendar=settings.calendar)
+            bars, imported = import_checked_bars(
+                data, workspace, symbol, settings.bars, roll=roll, calendar=settings.calendar
+            )
             done(imported.rows)
         _warn_findings(symbol, imported.to_dict(0)["findings"], "mapped")
         # The file in data/raw is in the contract's form now: nothing is shifted or translated again.
-        return before, replace(settings, bars=RawBarSpec(imported.minutes, strict=settings.bars.strict))
+        return before, bars, replace(settings, bars=RawBarSpec(imported.minutes, strict=settings.bars.strict))
     if roll is not None:
         raise SettingsError("There is nothing to roll", where="roll", next_step="name the file: --data FILE")
     if symbol in DEMOS:
         ensure_synthetic_demo_market(workspace, symbol)
     minutes = raw_bar_minutes(workspace, symbol, settings.bars.minutes)
-    return None, replace(settings, bars=replace(settings.bars, minutes=minutes))
+    return None, None, replace(settings, bars=replace(settings.bars, minutes=minutes))
 
 
 def _certify(
-    store: DatasetStore, workspace: Workspace, horizons: Sequence[int], bars: pd.DataFrame | None = None
-) -> None:
+    store: DatasetStore, workspace: Workspace, horizons: Sequence[int], bars: pd.DataFrame | None = None,
+    built: Built | None = None,
+) -> None:  # fmt: skip
     """Run the quick proof, unless each of the horizons has a certificate of this code; log each leak at once."""
     if not find_certificates(store, horizons, "quick"):
         if bars is None:
             bars = load_bars(workspace, store.facts["symbol"], stored_data_settings(store).bars)[0]
-        found, _ = prove_store(store, bars, horizons, quick_audit_of_files(store, horizons), QUICK)
+        found, _ = prove_store(store, bars, horizons, quick_audit_of_files(store, horizons), QUICK, built)
         for leak in found.leaks:
             _log.warning("%s: %s", store.facts["symbol"], leak.sentence())
 
@@ -200,12 +204,26 @@ def _warn_findings(symbol: str, findings: Iterable[dict], severity: str) -> None
 
 
 def _write(
-    store: DatasetStore, workspace: Workspace, symbol: str, settings: DataSpec, horizons: list[int], raw_hash: str
-) -> pd.DataFrame:
-    """Write features unless they are there, and the parts of these horizons; return the bars, for the proof."""
+    store: DatasetStore,
+    workspace: Workspace,
+    symbol: str,
+    settings: DataSpec,
+    horizons: list[int],
+    raw_hash: str,
+    bars: pd.DataFrame | None,
+) -> tuple[pd.DataFrame, Built]:
+    """Write features unless they are there, and the parts of these horizons; return for the proof the bars, and what
+    they gave but for the features.
+
+    bars : those just imported; None: they are read
+    """
     for length in (settings.features.base_minutes, *settings.features.frames):
         check_resample_length(length, settings.bars.minutes)
-    bars, report = load_bars(workspace, symbol, settings.bars, quality=True)
+    if bars is None:
+        bars, report = load_bars(workspace, symbol, settings.bars, quality=True)
+    else:
+        with progress_phase("checking", len(bars)):
+            report = report_checked_bars(bars, settings.bars, where=require_raw_bars(workspace, symbol), symbol=symbol)
     market = resolve_market_facts(symbol, bars, settings)
     _warn_findings(symbol, report.to_dict()["findings"], "reported")
     for note in market.inferred_fact_warnings():
@@ -216,7 +234,9 @@ def _write(
             check_horizon_fits_session(horizon, settings.label_spec_for(horizon).session_end, longest)
     needed = estimate_prepared_bytes(len(bars), market, settings, len(horizons), features=not store.committed)
     files.require_space(store.folder, needed, f"the features and labels of {symbol}")
-    built = build(bars, market, settings, horizons, features=not store.committed)
+    subject, fresh = DataUnderProof(symbol, settings, tuple(horizons)), not store.committed
+    stretches = subject.stretches(bars, market.to_dict(), QUICK) if fresh and not settings.features.custom else []
+    built = build(bars, market, settings, horizons, features=fresh, stretches=stretches)
     if built.features:
         with progress_phase("writing", len(built.features)):
             store.write_features(built.features)
@@ -234,7 +254,7 @@ def _write(
     for horizon in horizons:
         facts = _write_horizon(store, built, settings, market, horizon)
         store.commit({"horizons": {str(horizon): facts}}, current=False)
-    return bars
+    return bars, replace(built, features=None)
 
 
 def estimate_prepared_bytes(bars: int, market: MarketSpec, settings: DataSpec, horizons: int, *, features: bool) -> int:

@@ -16,7 +16,12 @@ from ml_factory.evaluation.calibration import Calibration, floored_log_probabili
 from ml_factory.inference.predict import common_prediction_index
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import merge_inexact_reasons
-from ml_factory.models.registry import build_model, find_model_spec, registered_model_settings
+from ml_factory.models.registry import (
+    build_model,
+    check_registered_model_settings,
+    find_model_spec,
+    registered_model_settings,
+)
 from ml_factory.result import Result
 from ml_factory.runs import Run, RunOptions, open_run
 from ml_factory.settings import QuickLimits, RunSettings
@@ -36,7 +41,7 @@ from ml_factory.workflows.prepared_dataset import (
     quick_row_limit,
     resolve_dataset_settings,
 )
-from ml_factory.workflows.train import check_model_settings, complete_log, log_summary, run_facts, train_or_load
+from ml_factory.workflows.train import complete_log, log_summary, run_facts, train_or_load
 from ml_factory.workflows.train_ranks import check_single_rank
 
 plots = LazyModule("ml_factory.evaluation.plots")  # matplotlib comes with the extra train
@@ -131,7 +136,7 @@ def settings_per_model(names: Sequence[str], given: Mapping[str, Mapping] | None
                 next_step="leave them out, or name the model",
             )  # fmt: skip
     return {
-        name: registered_model_settings(name, check_model_settings(settings))
+        name: registered_model_settings(name, check_registered_model_settings(name, settings))
         for name, settings in (given or {}).items()
     }
 

@@ -20,7 +20,7 @@ from ml_factory.inference.predict import TrainedModel, times_of_splits
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import ModelBase, ModelFitResult, installed_library_versions, merge_inexact_reasons
 from ml_factory.models.importances import feature_importance_table
-from ml_factory.models.registry import build_model, find_model_spec
+from ml_factory.models.registry import build_model, check_registered_model_settings, find_model_spec
 from ml_factory.process_identity import process_rank
 from ml_factory.result import Result
 from ml_factory.runs import FitCheckpoints, Run, RunOptions, history_log_steps, newest_run_folder, open_run
@@ -153,7 +153,7 @@ def open_training(
     chosen = RunOptions.of(options, unused=("run", "source", "mirror", "on_status"))
     data, spec = _load_training(workspace, symbol, horizon, model, model_settings, weights, chosen)
     run = newest_run_folder(workspace.results / symbol, spec.run_id, chosen.fresh)
-    manager = CheckpointManager(workspace.checkpoints, run=run.run_id, during_training=True)
+    manager = CheckpointManager(workspace.checkpoints_of(run.run_id), run=run.run_id, during_training=True)
     return build_untrained_model(data, spec)[0], manager
 
 
@@ -162,9 +162,8 @@ def _load_training(
     weights: WeightSpec | None, options: RunOptions,
 ) -> tuple[PreparedDataset, RunSettings]:  # fmt: skip
     """Return the certified data and the run settings of a training."""
-    find_model_spec(model)
+    settings = check_registered_model_settings(model, model_settings) | weight_settings(weights)
     data = load_data_of_run(Workspace(workspace), symbol, horizon, options)
-    settings = check_model_settings(model_settings) | weight_settings(weights)
     spec = make_run_settings(
         symbol, horizon, model, task="train", seed=options.seed, quick=options.quick, data=data.fingerprint,
         settings=settings,
@@ -178,18 +177,6 @@ def load_data_of_run(workspace: Workspace, symbol: str, horizon: int, options: R
     if names := data.settings["data"]["features"]["custom"]:
         options.on_status(own_features_line(names))
     return data
-
-
-def check_model_settings(settings: Mapping | None) -> dict:
-    """Return the model's own settings. Raises SettingsError for settings of the run, which have an argument of their
-    own.
-    """
-    for name in ("seed", "folds", "scheme", "test_blocks", "window", "weights"):
-        if name in (settings or {}):
-            raise SettingsError(
-                "Not a setting of the model", where="model_settings", got=name, next_step=f"give {name}= as an argument"
-            )
-    return dict(settings or {})
 
 
 def weight_settings(spec: WeightSpec | None) -> dict:

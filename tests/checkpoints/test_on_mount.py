@@ -1,6 +1,7 @@
 """A drive that refuses, drops and tears files: what was acknowledged is loaded by a machine with an empty disk."""
 
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from ml_factory import CheckpointManager, Workspace
 from ml_factory.checkpoints.checkpoint_file import read_checkpoint
 from ml_factory.errors import CheckpointError, WorkspaceError
+from ml_factory.storage import mirror
 
 
 @pytest.fixture
@@ -28,6 +30,7 @@ class World:
         self.folder, self.patch, self.luck = folder, monkeypatch, random.Random(seed)
         self.drive, self.machines, self.saved = folder / "drive", 0, -1
         monkeypatch.setenv("ML_FACTORY_MOUNTS", str(self.drive))
+        monkeypatch.setattr(mirror, "LOOK_AGAIN_SECONDS", 0.0)
         self.drive.mkdir()
         self.managers: list[CheckpointManager] = []
         self.acknowledged: set[int] = set()  # values that the drive held when `save` was acknowledged, and holds still
@@ -118,11 +121,47 @@ def test_drive_that_refuses_drops_and_tears_loses_no_acknowledged_save(world):
 
 
 @pytest.mark.parametrize("size", [100, -1])
-def test_checkpoint_torn_on_local_disk_is_fetched_from_drive(world, size):
+@pytest.mark.parametrize("pushed", [False, True])
+def test_checkpoint_torn_on_local_disk_is_fetched_from_drive(world, size, pushed):
     world.save()
     [path] = (world.manager.folder.folder / "r").glob("*.ckpt")
     path.write_bytes(path.read_bytes()[:size])
-    assert world.load() == 0 and read_checkpoint(path)
+    if pushed:  # a verb that ends, or the next save
+        Workspace(str(world.drive / "ws")).push()
+    assert world.load() == 0 and read_checkpoint(path) and world.on_drive() == {0}
+
+
+def test_resume_fetches_newest_checkpoint_and_the_next_only_where_that_one_is_torn(world):
+    manager, large, whole = world.manager, np.arange(300_000.0), 2_000_000
+    for value in range(5):
+        state = {"value": value, "a": large}
+        assert manager.save_checkpoint("p", state, force=True, metrics={"val_loss": float(value > 0)})
+    manager.close()
+    found = []
+
+    def machine(name: str) -> CheckpointManager:
+        world.patch.setenv("XDG_CACHE_HOME", str(world.folder / name))
+        world.managers.append(made := CheckpointManager(Workspace(world.drive / "ws").checkpoints, run="r"))
+        found[:] = [made.folder.folder / "r"]
+        return made
+
+    def here() -> list[bool]:
+        return sorted(path.stat().st_size > whole for path in found[0].glob("p.*.ckpt"))
+
+    second = machine("second")
+    assert here() == [False] * 5
+    assert second.phase("p").load()["state"]["value"] == 4 and here() == [False] * 4 + [True]
+    second.save_checkpoint("p", {"value": 5, "a": large}, force=True, metrics={"val_loss": 0.5})
+    assert second.wait(30) and 0 in world.on_drive()  # the best one, of which only the header is here
+    second.close()
+    names = {read_checkpoint(path)[1]["value"]: path for path in world.drive.glob("ws/checkpoints/r/*.ckpt")}
+    names[5].write_bytes(names[5].read_bytes()[:-1])
+    assert machine("third").phase("p").load()["state"]["value"] == 4
+    assert not names[5].with_suffix(".ckpt.kept").exists() and here() == [False] * 4 + [True]
+    fourth = machine("fourth")
+    os.rename(world.drive, world.folder / "away")
+    with pytest.raises(WorkspaceError):  # and does not begin anew
+        fourth.load_latest_checkpoint("p")
 
 
 def test_many_saves_leave_five_files_on_drive(world):

@@ -181,13 +181,13 @@ if importlib.util.find_spec("torch"):  # `make matrix` has rows without it
     from ml_factory.recipes.resnet50 import ResNetSettings, build_resnet50, train_resnet50
     from ml_factory.recipes.sdce_run import SdceSettings, run_sdce, summary
     from ml_factory.recipes.shard_writer import array_samples, write_shards
-    from ml_factory.recipes.shards import local_shards
+    from ml_factory.recipes.shards import find_shards
     from ml_factory.recipes.t5 import T5Settings, run_t5
     from ml_factory.training.device import Device
 
 device, sampler, state = (LazyModule(f"ml_factory.training.{name}") for name in ("device", "sampler", "state"))
 CALENDARS = tuple(TRADING_HOURS)
-SETTINGS = (FeatureSpec, LabelSpec, SplitSpec, SyntheticSpec, WeightSpec)
+SETTINGS = (FeatureSpec, LabelSpec, RawBarSpec, RollSpec, SplitSpec, SyntheticSpec, WeightSpec)
 
 
 def calendar_market(calendar: str, volume: bool = True, days: int = 9) -> tuple[pd.DataFrame, MarketSpec]:

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.errors import BarsError, SettingsError
+from ml_factory.errors import BarsError
 from tests.contract.doors import MarketSpec, RawBarSpec, hash_bars, validate_bars
 
 MARKET = MarketSpec("TEST", "cme", 0.25, True)
@@ -181,12 +181,6 @@ def test_check_bars_strict_raises_on_reported_finding(make_raw):
     with pytest.raises(BarsError, match="1 silence longer") as caught:
         check(raw, strict=True)
     assert [finding.kind for finding in caught.value.findings] == ["missing"]
-
-
-def test_bar_spec_invalid_values_raise_settings_error():
-    for wrong in ({"stamp": "middle"}, {"minutes": 7}, {"minutes": 0}, {"zone": "Mars"}, {"decimal": ";"}):
-        with pytest.raises(SettingsError):
-            RawBarSpec(**wrong)
 
 
 def test_check_bars_leaves_input_table_unchanged(make_raw):

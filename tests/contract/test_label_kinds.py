@@ -30,7 +30,7 @@ def test_prepare_label_kind_is_certified_stored_and_trained(prepared, call, kind
     words = ("--workspace", prepared.root, "--horizon", 5, "--target", kind, *SMALL_DATA_WORDS, "--json")
     code, out, err = call("prepare", *words)
     assert code == 0, err
-    assert json.loads(out)["proof"] == "quick, 10 cuts" and "looks ahead" not in err
+    assert json.loads(out)["proof"] == "quick, 16 cuts" and "looks ahead" not in err
     store = DatasetStore.current(prepared.processed("DEMO"))
     market = MarketSpec.from_dict(store.facts["market"])
     bars = pd.read_parquet(prepared.raw_bars("DEMO")).set_index("timestamp")

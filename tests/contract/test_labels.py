@@ -474,16 +474,6 @@ def test_triple_barrier_too_few_bars_give_empty_table():
         assert labels.empty and labels["label"].dtype == np.int8 and "label_end" in labels
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [{"horizon": 0}, {"horizon": "twenty"}, {"horizon": True}, {"horizon": 2.0}, {"k_up": 0.0}, {"k_down": math.inf},
-     {"k_up": math.nan}, {"sigma_span": 1}, {"cost_ticks": -1.0}, {"session_end": "cut"}, {"round_to_tick": 1}],
-)  # fmt: skip
-def test_label_spec_invalid_values_raise_settings_error(bad):
-    with pytest.raises(SettingsError, match=next(iter(bad))):
-        LabelSpec(**bad)
-
-
 def test_average_uniqueness_equals_afml_example():
     """AFML, section 4.5.3: three labels on returns 0-2, 2-3, 4-5."""
     shares = average_uniqueness(np.array([0, 2, 4]), np.array([2, 3, 5]), 6)

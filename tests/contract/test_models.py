@@ -8,7 +8,6 @@ from ml_factory.models.registry import available_models, build_model
 from tests.contract.doors import build_model_from_state, find_model_spec, serialize_state
 
 T, F = 8, 6
-SHORT = {"epochs": 1, "rounds": 8}
 LIVELY = {"batch": 16, "dropout": 0.1, "lr": 0.02}  # in three epochs of few large steps it learns too little
 SMALL = {
     "tabular": {"rounds": 24, "block": 8, "depth": 3, "min_leaf": 2.0, "learning_rate": 0.2, "threads": 1},
@@ -21,6 +20,10 @@ SMALL = {
 def make(name: str, **settings):
     family = "network" if find_model_spec(name).windowed else "linear" if name == "linear" else "tabular"
     return build_model(name, **{**SMALL[family], **SMALL.get(name, {}), **settings})
+
+
+def short(name: str) -> dict:
+    return {"epochs": 1} if find_model_spec(name).windowed else {"rounds": 8}
 
 
 def rows(name: str, n: int = 320, seed: int = 0):
@@ -64,7 +67,7 @@ def test_model_fit_calls_callbacks_once_per_epoch_or_block(fitted):
     _, _, result, received = fitted
     assert [epoch for epoch, _ in received] == [1, 2, 3] == [row["epoch"] for row in result.history]
     assert all(set(metrics) == {"train_loss", "val_loss", "seconds"} for _, metrics in received)
-    assert result.resumed_from is None and result.exact and not result.limited
+    assert result.resumed_from is None and result.exact
     assert result.history[-1]["train_loss"] < result.history[0]["train_loss"]
 
 
@@ -96,11 +99,11 @@ def test_model_state_of_earlier_version_is_refused_with_command_that_trains_agai
 def test_model_state_stays_unchanged_after_further_training(fitted):
     name, _, _, _ = fitted
     x, y, w = rows(name)
-    model = make(name, seed=5)
-    model.fit(x, y, w, limits=SHORT)
+    model = make(name, seed=5, **short(name))
+    model.fit(x, y, w)
     state = model.get_state()
     before = serialize_state(state)
-    model.fit(x, -y, w, limits=SHORT)
+    model.fit(x, -y, w)
     assert serialize_state(state) == before
 
 
@@ -156,8 +159,8 @@ def test_model_fit_zero_weight_rows_do_not_change_predictions(name):
     disturbed[::7] = -1
     p = []
     for labels in (y, disturbed):
-        model = make(name)
-        model.fit(x[:240], labels[:240], w[:240], validation=(x[240:], labels[240:], w[240:]), limits=SHORT)
+        model = make(name, **short(name))
+        model.fit(x[:240], labels[:240], w[:240], validation=(x[240:], labels[240:], w[240:]))
         p.append(model.predict_proba(x))
     np.testing.assert_array_equal(p[0], p[1])
 
@@ -194,17 +197,6 @@ def test_model_fit_on_noise_stops_early_and_keeps_best_epoch(name):
 
 
 @pytest.mark.parametrize("name", available_models())
-def test_model_fit_limits_lower_settings_for_one_fit_and_are_reported(name):
-    x, y, w = rows(name)
-    model = make(name)
-    result = model.fit(x, y, w, limits={"epochs": 1, "rounds": 8, "patience": 99})
-    setting, wanted, used = ("epochs", 3, 1) if find_model_spec(name).windowed else ("rounds", 24, 8)
-    assert len(result.history) == 1
-    assert result.limited == {setting: {"wanted": wanted, "used": used}}
-    assert getattr(model.settings, setting) == wanted
-
-
-@pytest.mark.parametrize("name", available_models())
 def test_model_invalid_input_raises_clear_errors(name):
     x, y, w = rows(name)
     model = make(name)
@@ -232,6 +224,6 @@ def test_model_invalid_input_raises_clear_errors(name):
     bad[3] = np.inf
     with pytest.raises(FactoryError, match="finite"):
         model.fit(bad, y, w)
-    model.fit(x, y, w, limits=SHORT)
+    model.fit(x, y, w)
     with pytest.raises(FactoryError, match=r"features|shape"):
         model.predict_proba(x[..., :-1])

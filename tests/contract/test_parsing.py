@@ -188,6 +188,7 @@ def test_numbers_that_mean_two_things_take_the_mark_of_other_columns_or_the_give
     [
         ({"high": ["1.5", "n.a."]}, r"high is not a number in row 1 \(2024-03-05 00:01:00\+00:00\): 'n\.a\.'"),
         ({"volume": ["7", "many"]}, "volume is not a number in row 1 .*'many'"),
+        ({"volume": ["7", "[" * 5_000]}, r"volume .* in row 1 .*: .\[{59}(?!\[)"),
         ({"close": ["", "1.5"]}, "^close is empty, not a number or infinite in row 0 "),
         ({"close": ["1.5", "inf"]}, "^close is empty, not a number or infinite in row 1 "),
         ({"close": ["4500,25", "4501.25"]}, "close is not a number in row 0 .*'4500,25'"),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ml_factory.errors import FactoryError
 from ml_factory.recipes.shards import ShardPlan, index_shard
-from tests.contract.doors import array_samples, local_shards, write_shards
+from tests.contract.doors import array_samples, find_shards, write_shards
 
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=40)
 
@@ -92,15 +92,15 @@ def test_index_of_shard_cut_off_anywhere_is_refused_and_never_shorter(images):
 def test_sources_expand_braces_and_folders_and_name_a_missing_shard(images):
     folder, _ = images
     wanted = sorted(folder.glob("*.tar"))
-    assert local_shards(str(folder)) == wanted == local_shards(f"{folder}/s-{{000000..000002}}.tar")
-    assert local_shards(f"{wanted[1]}::{wanted[0]}") == [wanted[1], wanted[0]]
+    assert find_shards(str(folder)) == wanted == find_shards(f"{folder}/s-{{000000..000002}}.tar")
+    assert find_shards(f"{wanted[1]}::{wanted[0]}") == [wanted[1], wanted[0]]
     with pytest.raises(FactoryError, match=r"s-000003\.tar"):
-        local_shards(f"{folder}/s-{{000000..000003}}.tar")
+        find_shards(f"{folder}/s-{{000000..000003}}.tar")
 
 
 def test_pipe_source_is_the_address_that_gsutil_would_print_and_no_other_command_runs(images):
     folder, _ = images
     wanted = sorted(folder.glob("*.tar"))[:2]
-    assert local_shards(f"pipe:gsutil cat {folder}/s-{{000000..000001}}.tar") == wanted
+    assert find_shards(f"pipe:gsutil cat {folder}/s-{{000000..000001}}.tar") == wanted
     with pytest.raises(FactoryError, match="Shards cannot be read from there"):
-        local_shards(f"pipe:cat {folder}/s-000000.tar")
+        find_shards(f"pipe:cat {folder}/s-000000.tar")

@@ -121,14 +121,6 @@ def test_purged_kfold_fixed_horizon_drops_horizon_before_and_embargo_after():
         assert train.tolist() == np.flatnonzero(wanted).tolist()
 
 
-@pytest.mark.parametrize(
-    "bad", [{"train": 0.0}, {"train": "most"}, {"train": 0.9, "validation": 0.1}, {"embargo_bars": -1}, {"train": True}]
-)
-def test_split_spec_invalid_values_raise_settings_error(bad):
-    with pytest.raises(SettingsError, match=next(iter(bad))):
-        SplitSpec(**bad)
-
-
 def test_splits_of_too_few_rows_raise_settings_error():
     with pytest.raises(SettingsError, match="row is left"):
         chronological_split(TWELVE.iloc[:2], SplitSpec())

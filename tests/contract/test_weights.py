@@ -5,7 +5,6 @@ import pandas as pd
 import pytest
 
 from ml_factory.data.synthetic import synthetic_bars
-from ml_factory.errors import SettingsError
 from tests.contract.doors import (
     LabelSpec,
     MarketSpec,
@@ -129,18 +128,3 @@ def test_effective_rows_of_simple_cases_equal_hand_computed_values():
     shares = average_uniqueness(np.arange(2000), np.arange(2000) + 19, 2019)
     assert effective_sample_size(staggered) == pytest.approx(shares.sum(), rel=0.01)
     assert effective_sample_size(apart.iloc[:0]) == 0 == effective_sample_size(lives((0, 1), barrier="ambiguous"))
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"decay": -1.0},
-        {"decay": 1.5},
-        {"decay": "0"},
-        {"decay": True},
-        {"uniqueness": 1},
-    ],
-)
-def test_weight_spec_invalid_values_raise_settings_error(bad):
-    with pytest.raises(SettingsError, match=next(iter(bad))):
-        WeightSpec(**bad)

@@ -14,7 +14,7 @@ import ml_factory.data.io as sources
 from ml_factory.data.bar_files import read_bars_table
 from ml_factory.data.io import import_bars, load_bars
 from ml_factory.data.rolls import RollSpec
-from ml_factory.data.validation import RawBarSpec
+from ml_factory.data.validation import RawBarSpec, report_checked_bars
 from ml_factory.errors import BarsError, SettingsError
 from ml_factory.storage.workspace import Workspace
 from tests.small_data import SMALL_DATA
@@ -28,6 +28,26 @@ def workspace(tmp_path) -> Workspace:
 @pytest.fixture
 def reference(make_raw, workspace) -> str:
     return import_bars(make_raw(), workspace, "MES").fingerprint
+
+
+@pytest.mark.parametrize("spoil", ["", "volume", "no volume", "holes", "contract"])
+def test_imported_bars_and_their_report_are_those_of_the_file_that_is_read_again(spoil, make_raw, workspace):
+    raw = make_raw()
+    raw.loc[raw.index[300], "high"] *= 1.2
+    if spoil == "volume":
+        raw["volume"] = raw["volume"].astype(float).where(raw.index % 50 != 0)
+    if spoil == "no volume":
+        raw = raw.drop(columns="volume")
+    if spoil == "holes":
+        raw = raw.drop(index=raw.index[100:220])
+    if spoil == "contract":
+        raw["contract"] = np.where(raw.index < 400, "ESH4", "ESM4")
+    bars, _ = sources.import_checked_bars(raw, workspace, "MES")
+    read, report = load_bars(workspace, "MES", quality=True)
+    pd.testing.assert_frame_equal(bars, read, check_freq=False, check_exact=True)
+    where = workspace.raw_bars("MES")
+    again = report_checked_bars(bars, RawBarSpec(1), where=where, symbol="MES")
+    assert again.to_dict(None) == report.to_dict(None) and again.get_finding("spike")
 
 
 def test_load_bars_after_import_bars_gives_same_fingerprint(make_raw, workspace):

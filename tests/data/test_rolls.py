@@ -242,19 +242,6 @@ def test_continuous_metals_roll_through_active_months_only(walk):
     assert rolls["contract"].tolist() == ["GCK4"]  # March is left before 29 February
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ({"by": "open_interest"}, "volume"),
-        ({"days_before": -1}, ">= 0"),
-        ({"forced": (("ESM4", "2024-03-06 12:00"),)}, "zone"),
-    ],
-)
-def test_roll_spec_invalid_values_raise_settings_error(spec, message):
-    with pytest.raises(SettingsError, match=message):
-        RollSpec(**spec)
-
-
 def test_continuous_invalid_contracts_or_columns_raise_error(walk):
     table = pair(walk)
     with pytest.raises(SettingsError, match=r"No such contract \[first\].*ESH4"):

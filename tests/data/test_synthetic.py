@@ -17,7 +17,6 @@ from ml_factory.data.synthetic import (
     synthetic_market,
 )
 from ml_factory.data.validation import validate_bars
-from ml_factory.errors import SettingsError
 from ml_factory.evaluation.backtest.contracts import contract_spec
 from ml_factory.storage.workspace import Workspace
 
@@ -152,12 +151,6 @@ def test_demo_null_is_the_market_without_edge(tmp_path):
         assert made["close"].to_numpy().tolist() == synthetic_bars(3, kind)["close"].tolist()
         assert contract_spec(symbol).multiplier == 5
     assert SyntheticSpec(days=3).state_drift == 0.1 and SyntheticSpec(days=3, kind="null").state_drift == 0
-
-
-@pytest.mark.parametrize("wrong", [{"kind": "nul"}, {"calendar": "cmes"}, {"days": 0}, {"missing": 0.9}])
-def test_synthetic_spec_invalid_values_raise_settings_error(wrong):
-    with pytest.raises(SettingsError, match=next(iter(wrong))):
-        SyntheticSpec(**wrong)
 
 
 def test_synthetic_bars_us_equity_and_fx_skip_exchange_holidays():

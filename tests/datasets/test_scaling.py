@@ -103,6 +103,13 @@ def test_quantiles_of_difficult_columns_equal_numpy_bitwise(shares):
         assert not np.signbit(found[2]).any()  # of -0.0: two ways to a scaler write the same text
 
 
+def test_quantiles_of_read_only_values_of_one_column_leave_them_in_order():
+    x = np.random.default_rng(2).standard_normal((101, 1)).astype(np.float32)
+    x.flags.writeable, before = False, x.copy()
+    assert column_quantiles(x, (0.5,)).item() == np.median(x) == column_quantiles(x, (0.5,), np.arange(101)).item()
+    assert np.array_equal(x, before)
+
+
 def test_scaler_invalid_input_raises_settings_error():
     with pytest.raises(SettingsError, match=r"\(5, 2\)"):
         RobustScaler.fit(columns()).transform(np.zeros((5, 2), np.float32))

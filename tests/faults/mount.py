@@ -1,17 +1,21 @@
 """A real mount for a test: a folder shown through FUSE, whose calls may hang.
 
 `python -m tests.faults.mount MOUNTPOINT CLOUD CONTROL` is its daemon. While the folder CONTROL holds `hang`, no call
-returns. SIGKILL is a disconnected drive: every call then answers ENOTCONN.
+returns; with `full`, no byte is taken; with `late`, a rename is seen a second later; with `drop`, each second file that
+is closed vanishes. SIGKILL is a disconnected drive: every call then answers ENOTCONN.
 """
 
 import ctypes.util
+import errno
 import importlib.util
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,11 +58,18 @@ class Mount:
 
     def hang(self) -> None:
         """Let no call return until `heal`."""
-        (self._control / "hang").touch()
+        self.strike("hang")
+
+    def strike(self, fault: str) -> None:
+        """Begin one of the faults above, or disconnect."""
+        self.kill() if fault == "disconnect" else (self._control / fault).touch()
 
     def heal(self) -> None:
-        (self._control / "hang").unlink(missing_ok=True)
-        (self._control / "struck").unlink(missing_ok=True)
+        for fault in ("hang", "full", "late", "drop", "struck"):
+            (self._control / fault).unlink(missing_ok=True)
+        if self.process.poll() is not None:
+            self.unmount()
+            self.start()
 
     def wait_struck(self) -> None:
         """Wait until a call hangs."""
@@ -86,7 +97,23 @@ def _serve(mountpoint: str, cloud: str, control: str) -> None:
     os.environ.setdefault("FUSE_LIBRARY_NAME", "fuse3")
     import mfusepy
 
-    hang, struck = Path(control, "hang"), Path(control, "struck")
+    hang, struck, closed = Path(control, "hang"), Path(control, "struck"), count()
+
+    def write(path: str, data: bytes, offset: int, fh: int) -> int:
+        if Path(control, "full").exists():
+            raise OSError(errno.EDQUOT, "full")
+        return os.pwrite(fh, data, offset)
+
+    def rename(old: str, new: str) -> None:
+        if Path(control, "late").exists():
+            threading.Timer(1.0, os.rename, (old, cloud + new)).start()
+        else:
+            os.rename(old, cloud + new)
+
+    def release(path: str, fh: int) -> None:
+        os.close(fh)
+        if Path(control, "drop").exists() and next(closed) % 2:
+            Path(path).unlink(missing_ok=True)
 
     def facts(path: str, fh: int | None = None) -> dict[str, int]:
         found = os.lstat(path)
@@ -100,13 +127,13 @@ def _serve(mountpoint: str, cloud: str, control: str) -> None:
         "create": lambda path, mode, fi=None: os.open(path, os.O_RDWR | os.O_CREAT, 0o644),
         "open": lambda path, flags: os.open(path, flags & ~(os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)),
         "read": lambda path, size, offset, fh: os.pread(fh, size, offset),
-        "write": lambda path, data, offset, fh: os.pwrite(fh, data, offset),
+        "write": write,
         "truncate": lambda path, length, fh=None: os.truncate(path, length),
-        "rename": lambda old, new: os.rename(old, cloud + new),
+        "rename": rename,
         "mkdir": lambda path, mode: os.mkdir(path),
         "rmdir": os.rmdir,
         "unlink": os.unlink,
-        "release": lambda path, fh: os.close(fh),
+        "release": release,
         "fsync": lambda path, datasync, fh: os.fsync(fh),
         "flush": lambda path, fh: None,
         "utimens": lambda path, times=None: None,  # accepted and forgotten, as the cloud does

@@ -156,8 +156,10 @@ def test_bundle_with_graphs_predicts_without_libraries(trained, raw_bars, tmp_pa
     assert {exported.paths[name].read_bytes() for name in names} == {*native.graphs.values()}
     wanted = pipeline.predict(trained(model), "DEMO", H, model, all_rows=True).frame
     monkeypatch.setattr(bundle_module, "absent_libraries", lambda names: ["torch"])
+    off = []
+    monkeypatch.setattr(onnxruntime, "disable_telemetry_events", lambda: off.append(True))
     bundle = Bundle.load(exported.paths["bundle"])
-    assert bundle.engine == "onnx"
+    assert bundle.engine == "onnx" and off
     got = bundle.predict(raw_bars, all_rows=True)
     pd.testing.assert_frame_equal(got, wanted, check_exact=False, rtol=0, atol=1e-6)
     stream = PredictionStream(bundle)

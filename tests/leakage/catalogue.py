@@ -55,10 +55,11 @@ def bars_with_events() -> pd.DataFrame:
 class Learning(DataUnderProof):
     """What the library builds; a leak overrides one of the methods that are given a clean part."""
 
-    def tables(self, bars, facts, features=True):
-        made = super().tables(bars, facts, features)
+    def tables(self, bars, facts, features=True, built=None):
+        made = super().tables(bars, facts, features, built)
         rows = {part: table.rows for part, table in made.items()}
-        rows["features"] = self.spoilt_features(rows["features"], bars, facts)
+        if "features" in rows:
+            rows["features"] = self.spoilt_features(rows["features"], bars, facts)
         rows["frame 60m"] = self.spoilt_hours(rows["frame 60m"], bars, facts)
         rows["labels h10"] = self.spoilt_labels(rows["labels h10"], bars, facts)
         ends = {part: one.index if part != "labels h10" else one["label_end"] for part, one in rows.items()}
@@ -104,6 +105,17 @@ def leaky_column(name: str, column: Callable[[ResampledBars], np.ndarray]) -> No
         def spoilt_features(self, rows, bars, facts):
             base = resample_bars(bars, MarketSpec.from_dict(facts), self.settings.features.base_minutes)
             return rows.astype(np.float64).assign(**{name: np.asarray(column(base), np.float64)[rows_of(base, rows)]})
+
+        def feed(self, bars, facts, stretches, states):
+            """The column too is computed at each push from the bars up to then."""
+            rows = super().feed(bars, facts, stretches, states)
+            ended = bars.index.as_unit("ns").asi8[[stop - 1 for _, stop in stretches]] + MINUTE_NS
+            of_push = np.searchsorted(ended, rows.index.as_unit("ns").asi8)
+            parts = [
+                self.spoilt_features(rows[of_push == push], bars.iloc[: stretches[push][1]], facts)
+                for push in np.unique(of_push)
+            ]
+            return pd.concat(parts)
 
     CATALOGUE.append(Leak(name, "features", name, lambda clean: WithColumn(**vars(clean))))
 

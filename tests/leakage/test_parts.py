@@ -111,6 +111,12 @@ def test_differences_compare_bits():
     assert zero.column == "a"
 
 
+def test_differences_of_a_row_that_is_there_twice_are_reported():
+    one = pd.DataFrame({"a": [1.0, 2.0]}, index=pd.date_range("2024", periods=2, freq="min", tz="UTC"))
+    for got, wanted in ((one.iloc[[0, 1, 1]], one), (one, one.iloc[[0, 0, 1]])):
+        assert [leak.column for leak in compare("features", got, wanted, "a cut")] == [ROWS]
+
+
 def test_differences_added_or_missing_rows_and_columns_are_reported():
     clean = rows([[1, 2], [3, 4], [5, 6]])
     assert compare("a", clean.iloc[:2], clean, "it")[0].column == ROWS

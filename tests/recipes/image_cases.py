@@ -15,14 +15,14 @@ LOOP = {"epochs": 2, "batch": 8, "eval_batch": 4, "patience": 0, "device": "cpu"
 
 @pytest.fixture
 def shards(tmp_path):
-    """32 training images of 3 classes in 4 shards, 9 test images in one, 16 pixels."""
+    """36 training images of 3 classes in 4 shards, of which 4 are held out, 9 test images in one, 16 pixels."""
     generator = np.random.default_rng(0)
-    for part, count in (("train", 32), ("test", 9)):
+    for part, count in (("train", 36), ("test", 9)):
         x, y = generator.integers(0, 256, (count, 16, 16, 3), np.uint8), np.arange(count) % 3
         x[..., 0] = y[:, None, None] * 100
         np.savez(tmp_path / f"{part}.npz", x=x, y=y)
         samples = array_samples(tmp_path / f"{part}.npz", "")
-        write_shards(samples, tmp_path / part, 8 if part == "train" else 9, "s", 0)
+        write_shards(samples, tmp_path / part, 9, "s", 0)
     return tmp_path / "train", tmp_path / "test"
 
 

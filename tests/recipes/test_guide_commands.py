@@ -154,7 +154,8 @@ def resnets(clean):
     """The settings of each training that a command reaches."""
     seen = []
     clean.setattr(resnet50, "train_resnet50", lambda place, settings, **more: seen.append(settings) or {
-        "accuracy": 0, "test_samples": 0, "best_epoch": 1, "history": [{"accuracy": 0.0}]})  # fmt: skip
+        "accuracy": 0, "held_out_samples": 0, "test_samples": 0, "best_epoch": 1, "history": [{"accuracy": 0.0}],
+    })  # fmt: skip
     return seen
 
 
@@ -226,6 +227,19 @@ def test_recipe_shows_progress_before_the_first_line_of_its_log(module, words, c
     clean.setattr(f"ml_factory.recipes.{module}.{RUNS[module]}", run)
     fake = () if module in ("sdce_run", "compress") else ("--fake-data",)
     assert call("recipe", module.removesuffix("_run"), *fake, *words)[0] == 2 and "heartbeat" in seen
+
+
+ADVISERS = {"shards": ("shard_writer",), "resnet50": ("resnet50", "images", "shards"), "sdce": ("sdce_run", "text"),
+            "t5": ("t5", "labelled_text"), "compress": ("compress",)}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ADVISERS)
+def test_messages_of_a_recipe_name_only_options_of_its_command(name):
+    known = {one for argument in cli.app["recipe"][name].assemble_argument_collection() for one in argument.names}
+    for module in ADVISERS[name]:
+        text = (ROOT / "ml_factory" / "recipes" / f"{module}.py").read_text(encoding="utf-8")
+        named = {one.replace("_", "-") for one in re.findall(r"(?<![\w-])--[a-z][a-z_-]+", text)}
+        assert named <= {one.replace("_", "-") for one in known}, module
 
 
 def test_commands_with_tests_elsewhere_have_them():

@@ -1,16 +1,20 @@
 """Where recipe resnet50 reads and writes: buckets, weights of a finished run, logs of several hosts."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from ml_factory.errors import FactoryError
 from ml_factory.recipes import run
+from ml_factory.recipes import shards as shards_file
+from ml_factory.recipes.images import ShardSamples
 from ml_factory.recipes.resnet50 import train_resnet50
 from ml_factory.recipes.run import MODULES, agree_on_run
-from ml_factory.recipes.shards import local_shards
+from ml_factory.recipes.shards import find_shards
 from ml_factory.recipes.worker_log import WorkerLog
 from ml_factory.storage.mirror import Mirror
 from ml_factory.storage.serialization import read_state_file
@@ -48,7 +52,7 @@ def test_shards_weights_logs_and_run_of_resnet50_are_in_the_bucket(machine, shar
         Mirror(f"{bucket}/{part}", folder).push()
     for source, message in ((f"{bucket}/none", "No shards here"), (f"{bucket}/test/missing.tar", r"missing\.tar")):
         with pytest.raises(FactoryError, match=message):
-            local_shards(source)
+            find_shards(source)
     sources = f"{bucket}/train", f"{bucket}/test/s-{{000000..000000}}.tar"
     outputs = {"model_bucket": bucket, "logdir": f"{bucket}/logs"}
     place, once = Workspace(f"{bucket}/slice"), {"epochs": 1}
@@ -73,6 +77,19 @@ def test_shards_weights_logs_and_run_of_resnet50_are_in_the_bucket(machine, shar
     assert all(torch.equal(value, first[name]) for name, value in kept.items())
     text = (tmp_path / "seen" / "logs" / "worker-0.log").read_text()
     assert text.startswith(log) and len(text) > len(log)  # continued, not overwritten
+
+
+def test_shards_of_a_bucket_are_read_through_few_copies_and_equal_local_ones(machine, shards, monkeypatch, tmp_path):
+    bucket = machine("one")
+    Mirror(f"{bucket}/train", shards[0]).push()
+    monkeypatch.setattr(shards_file, "MOST_FETCHED", 2)
+    there, here = (ShardSamples(find_shards(str(source)), 16, 3, 0) for source in (f"{bucket}/train", shards[0]))
+    assert there.fingerprint == here.fingerprint and len(there) == 36
+    numbers = here.order(0).tolist()
+    with ThreadPoolExecutor(4) as pool:
+        for (one, label), (other, wanted) in zip(pool.map(there.read, numbers), map(here.read, numbers), strict=True):
+            assert np.array_equal(one, other) and label == wanted
+    assert 0 < len(list((tmp_path / "one" / "ml_factory" / "shards").glob("*.tar"))) <= 2
 
 
 def test_each_host_of_a_slice_logs_to_its_own_file_and_the_first_writes_events(tmp_path, monkeypatch):

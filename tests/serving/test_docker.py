@@ -1,8 +1,11 @@
 """The Dockerfile: its instructions, and the steps of the image run without a Docker daemon; it is not built here."""
 
+import asyncio
+import base64
 import json
 import os
 import re
+import runpy
 import shlex
 import signal
 import socket
@@ -16,7 +19,9 @@ import pytest
 from packaging.requirements import Requirement
 
 from ml_factory import cli, pipeline
+from ml_factory.errors import SettingsError
 from tests.contract.test_environments import packages_of
+from tests.serving.conftest import columns_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICE = ROOT / "deploy" / "docker" / "Dockerfile"
@@ -78,6 +83,40 @@ def test_dockerfile_installs_locked_packages_of_extra_serve_by_hash_without_pyar
     here = {one.name for one in listed if one.marker is None or one.marker.evaluate()}
     assert here == packages_of("base", "serve") - {"pyarrow", "scipy"}
     assert here.isdisjoint({"torch", "xgboost", "matplotlib", "scikit-learn", "pyarrow", "scipy"})
+
+
+# Of a Function URL: docs.aws.amazon.com/lambda/latest/dg/urls-invocation.html
+EVENT = {
+    "version": "2.0", "routeKey": "$default", "rawPath": "/predict", "rawQueryString": "", "cookies": [],
+    "headers": {"content-type": "application/json", "host": "abc.lambda-url.eu-west-1.on.aws", "x-api-key": "k",
+                "x-forwarded-for": "203.0.113.7", "x-forwarded-proto": "https"},
+    "requestContext": {
+        "accountId": "anonymous", "apiId": "abc", "domainName": "abc.lambda-url.eu-west-1.on.aws",
+        "http": {"method": "POST", "path": "/predict", "protocol": "HTTP/1.1", "sourceIp": "203.0.113.7",
+                 "userAgent": "curl/8"},
+        "requestId": "id", "routeKey": "$default", "stage": "$default", "time": "12/Mar/2024:19:03:58 +0000",
+        "timeEpoch": 1710270238000,
+    },
+    "isBase64Encoded": True,
+}  # fmt: skip
+
+
+def test_function_of_lambda_answers_a_recorded_event_as_the_service_does(client, made, monkeypatch):
+    monkeypatch.setenv("BUNDLE", str(made.bundles["DEMO", "xgboost"]))
+    monkeypatch.setenv("ML_FACTORY_API_KEY", "")
+    place = ROOT / "deploy" / "lambda" / "handler.py"
+    with pytest.raises(SettingsError, match="there is no key"):
+        runpy.run_path(str(place))
+    monkeypatch.setenv("ML_FACTORY_API_KEY", "k")
+    body = {"symbol": "DEMO", "bars": columns_of(made.bars.iloc[:6000]), "live": False, "last": 3}
+    event = EVENT | {"body": base64.b64encode(json.dumps(body).encode()).decode()}
+    with asyncio.Runner() as runner:  # the adapter closes no loop that it makes
+        asyncio.set_event_loop(runner.get_loop())
+        handler = runpy.run_path(str(place))["handler"]
+        answer = handler(event, None)
+        refused = handler(event | {"headers": EVENT["headers"] | {"x-api-key": "other"}}, None)
+    assert answer["statusCode"] == 200 and json.loads(answer["body"]) == client.post("/predict", json=body).json()
+    assert refused["statusCode"] == 401
 
 
 @pytest.mark.soak

@@ -23,8 +23,10 @@ def test_feed_of_killed_server_lost_no_answered_bar_and_goes_on_as_uninterrupted
     bars, answers, place = made.bars, {}, HISTORY
     words = made.bundles["DEMO", "xgboost"], "--state", tmp_path / "state"
     for life, count in enumerate((60, 40)):
-        with running_server(*words, ML_FACTORY_API_KEY="key") as (process, client):
+        with running_server(*words, ML_FACTORY_API_KEY="" if life else "key") as (process, client):
             if life == 0:
+                assert client.get("/info", headers={"X-API-Key": ""}).status_code == 401
+                assert client.get("/health", headers={"Host": "public.example"}).status_code == 200  # of a proxy
                 push(client, "killed", "DEMO", bars.iloc[:HISTORY])
                 code, _, err = call("serve", *words, "--port", 0)
                 assert code == 1 and err.startswith("error: Another process is working on this folder of feeds")
@@ -42,7 +44,6 @@ def test_feed_of_killed_server_lost_no_answered_bar_and_goes_on_as_uninterrupted
                 process.kill()
                 assert process.wait(60) == -signal.SIGKILL
             else:
-                assert client.get("/info", headers={"X-API-Key": ""}).status_code == 401
                 assert client.get("/health", headers={"Host": "evil.example"}).status_code == 400
                 check_request_in_flight(process, client.base_url.port, columns_of(bars))
     frame = made.load("xgboost").predict(bars.iloc[:place], all_rows=True)
@@ -70,8 +71,9 @@ def check_request_in_flight(process, port: int, bars: dict[str, list]) -> None:
 
 
 @pytest.mark.soak
-def test_many_requests_of_clients_at_once_get_the_same_answers_and_memory_stays_flat(made):
+def test_many_requests_of_clients_at_once_get_the_answers_of_the_batch_and_memory_stays_flat(made):
     ends, sizes, bars = (HISTORY, HISTORY + REQUESTS // CLIENTS // 5, HISTORY + REQUESTS // CLIENTS), [], made.bars
+    wanted = made.load("xgboost").predict(bars.iloc[: ends[-1]], all_rows=True)[P]
     with running_server(made.bundles["DEMO", "xgboost"]) as (process, client), ThreadPoolExecutor(CLIENTS) as pool:
         list(pool.map(lambda number: push(client, f"load{number}", "DEMO", bars.iloc[:HISTORY]), range(CLIENTS)))
         for first, last in pairwise(ends):
@@ -81,6 +83,8 @@ def test_many_requests_of_clients_at_once_get_the_same_answers_and_memory_stays_
                 range(CLIENTS),
             ))  # fmt: skip
             assert all(one == answers[0] for one in answers) and sum(map(len, answers[0])) > len(parts) // 6
+            for one in (one for part in answers[0] for one in part):
+                assert [one[name] for name in P] == wanted.loc[one["known_at"]].tolist()
             sizes.append(psutil.Process(process.pid).memory_info().rss / 1e6)
         assert 'status="500"' not in client.get("/metrics").text
     assert sizes[1] - sizes[0] < GROWTH, sizes

@@ -243,6 +243,9 @@ def test_every_request_of_openapi_page_answers_as_it_describes(client):
     problem = client.post("/predict", json={}).json()
     assert set(page["components"]["schemas"]["Problem"]["properties"]) == set(problem)
     assert "/openapi.json" in client.get("/docs").text
+    (example,) = page["components"]["schemas"]["FeedBars"]["properties"]["bars"]["examples"]
+    assert json.dumps(page).count('"examples"') == 1  # and it is accepted
+    assert client.post("/feeds/example/bars", json={"symbol": "MES", "bars": example}).status_code == 200
     schema, names = schemathesis.openapi.from_asgi("/openapi.json", client.app), []
     for operation in (result.ok() for result in schema.get_all_operations()):
         names.append(f"{operation.method.upper()} {operation.path}")

@@ -14,7 +14,9 @@ import pytest
 
 from ml_factory import CheckpointManager
 from ml_factory.errors import SettingsError, WorkspaceError
+from ml_factory.storage import mirror
 from ml_factory.storage.files import LEDGER, REMOVALS, files
+from ml_factory.storage.locks import acquire_lock_file, release_lock_file
 from ml_factory.storage.mirror import Mirror
 from ml_factory.storage.remote import Bucket, MountedFolder
 from tests.storage.gcs import gcs_bucket  # noqa: F401 - a fixture
@@ -29,6 +31,7 @@ def write(mirror: Mirror, name: str, data: bytes) -> None:
 @pytest.fixture
 def drive(monkeypatch, tmp_path):
     """(the mounted folder, the mirrors of two machines)"""
+    monkeypatch.setattr(mirror, "LOOK_AGAIN_SECONDS", 0.0)
     monkeypatch.setenv("ML_FACTORY_MOUNTS", str(tmp_path / "drive"))
     place = tmp_path / "drive/ws"
     return place, Mirror(str(place), tmp_path / "one"), Mirror(str(place), tmp_path / "two")
@@ -59,7 +62,7 @@ def refuse(*_):
 # ---------------------------------------------------------------- what each remote does
 
 
-def test_pushed_files_are_pulled_once_by_other_machine(bucket):
+def test_pushed_files_are_pulled_once_by_other_machine(bucket, monkeypatch):
     one, two = bucket
     write(one, "models/MES/a/state.safetensors", bytes(range(256)) * 3_000)
     write(one, "models/MES/a/artifact.json", b'{"hash": "x"}')
@@ -69,6 +72,8 @@ def test_pushed_files_are_pulled_once_by_other_machine(bucket):
     assert two.pull().pulled == names
     for name in names:
         assert (two.folder / name).read_bytes() == (one.folder / name).read_bytes()
+    two.remote.get_head(names[0], two.folder.with_name("head"), 300)  # of a checkpoint
+    assert two.folder.with_name("head").read_bytes() == bytes(range(256)) + bytes(range(44))
     again = two.pull(), two.push(), one.push(), one.pull()
     assert not any(step.pulled or step.pushed or step.removed for step in again)
     write(two, names[2], b"changed")
@@ -78,6 +83,10 @@ def test_pushed_files_are_pulled_once_by_other_machine(bucket):
     one.push()
     write(two, names[2], b"mine, not pushed yet")
     assert two.pull().pulled == () and (two.folder / names[2]).read_bytes() == b"mine, not pushed yet"
+    write(one, names[1], b"more bars")
+    one.push()
+    monkeypatch.setattr(two.remote._files, "_list_objects", refuse)  # 640 shards must not be 640 listings
+    assert two.fetch(names[1]).read_bytes() == b"more bars"
 
 
 def test_bucket_loses_what_was_removed_and_keeps_what_is_only_missing(bucket):
@@ -122,18 +131,31 @@ def test_drive_keeps_what_is_missing_here_and_checkpoints_are_overwritten_in_pla
     assert not (place / "models/MES/a/artifact.json").exists() and (place / "checkpoints/r/p.0.ckpt").exists()
 
 
-def test_drive_gets_dropped_file_again_and_rm_of_checkpoints_is_followed(drive):
+def test_drive_gets_dropped_file_again_and_rm_of_checkpoints_is_followed(drive, monkeypatch):
     place, one, _ = drive
-    names = ("checkpoints/r/p.0.ckpt", "checkpoints/r/p.1.ckpt", "checkpoints/s/p.0.ckpt", "models/MES/a.txt")
+    names = ("checkpoints/r/p.0.npy", "checkpoints/r/p.1.npy", "checkpoints/s/p.0.npy", "models/MES/a.txt")
     for name in names:
         write(one, name, name.encode())
     one.push()
     (place / names[0]).unlink()
     (place / names[3]).unlink()
     assert one.pull().removed == () and one.push().pushed == (names[0], names[3])
-    shutil.rmtree(place / "checkpoints/r")  # the guide's rm -rf
+    away = place.parent / "away"
+    shutil.move(place / "checkpoints/r", away)  # the guide's rm -rf, or a drive that lists it late
+    with monkeypatch.context() as patch:
+        patch.setattr(mirror.time, "sleep", lambda _: shutil.move(away, place / "checkpoints/r"))
+        assert one.pull().removed == () and (place / names[1]).exists()
+    one.push()
+    shutil.rmtree(place / "checkpoints/r")
+    acquire_lock_file(lock := one.folder / "checkpoints/locks/r--p.lock", "a training")
+    assert one.pull().removed == () and set(one.push().pushed) == set(names[:2])
+    release_lock_file(lock)
+    shutil.rmtree(place / "checkpoints/r")
     assert sorted(one.pull().removed) == sorted(names[:2])
     assert one.push().pushed == () and (one.folder / names[2]).exists()
+    assert (one.folder / f"{names[0]}.gone").read_bytes() == names[0].encode()  # until the next session
+    Mirror(one.address, one.folder)
+    assert not list(one.folder.rglob("*.gone"))
     shutil.rmtree(place)  # a drive that lists nothing at all is not believed
     place.mkdir()
     assert one.pull().removed == () and set(one.push().pushed) == set(names[2:])
@@ -142,22 +164,24 @@ def test_drive_gets_dropped_file_again_and_rm_of_checkpoints_is_followed(drive):
 @pytest.mark.parametrize("remote", ["drive", "bucket"])
 def test_damaged_copy_is_refused_and_the_file_before_stays(remote, request, monkeypatch):
     one, two = request.getfixturevalue(remote)[-2:]
-    write(one, "checkpoints/r/p.0.ckpt", b"good" * 100)
+    write(one, "checkpoints/r/p.0.npy", b"good" * 100)
     one.push()
     with monkeypatch.context() as patch:
         if remote == "drive":
             patch.setattr(one, "remote", MountedFolder(one.address))
             patch.setattr(one.remote, "_write", lambda source, place, flags: place.write_bytes(b"new!" * 50))
-            write(one, "checkpoints/r/p.0.ckpt", b"new!" * 100)
+            write(one, "checkpoints/r/p.0.npy", b"new!" * 100)
             with pytest.raises(WorkspaceError, match="not what the workspace holds"):
                 one.push()
         else:
-            patch.setattr(two.remote._files, "get_file", lambda key, target: Path(target).write_bytes(b"good" * 50))
+            patch.setattr(
+                two.remote._files, "get_file", lambda key, target, **_: Path(target).write_bytes(b"good" * 50)
+            )
             with pytest.raises(WorkspaceError, match="not what the workspace holds"):
                 two.pull()
-            assert not (two.folder / "checkpoints/r/p.0.ckpt").exists()
-    assert one.push().pushed == (("checkpoints/r/p.0.ckpt",) if remote == "drive" else ())
-    assert two.pull().pulled == ("checkpoints/r/p.0.ckpt",)
+            assert not (two.folder / "checkpoints/r/p.0.npy").exists()
+    assert one.push().pushed == (("checkpoints/r/p.0.npy",) if remote == "drive" else ())
+    assert two.pull().pulled == ("checkpoints/r/p.0.npy",)
 
 
 def test_names_outside_workspace_are_skipped(machines, tmp_path, monkeypatch):

@@ -1,15 +1,18 @@
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from ml_factory.datasets.windows import Windows
 from ml_factory.errors import FactoryError
 from ml_factory.models.registry import build_model
 from ml_factory.models.sequence import LSTM, RecurrentSpec
-from ml_factory.training.estimator import init_network_from_seed
+from ml_factory.training.estimator import NeuralClassifier, init_network_from_seed
 from ml_factory.training.losses import weighted_cross_entropy
+from tests.training.test_state import Kept
 
 SMALL = {"epochs": 2, "batch": 32, "lookback": 8, "hidden": 8, "device": "cpu", "threads": 1}
 
@@ -66,3 +69,41 @@ def test_estimator_fit_result_reports_device_parameters_and_memory(market):
     assert (reported["device"], reported["threads"], reported["precision"]) == ("cpu", 1, "fp32")
     # torch alone holds tens of megabytes; in a wrong unit it would be a thousand times off.
     assert 3e7 < reported["peak_bytes"] < 3e10 and reported["rows_per_second"] > 0
+
+
+class Full(nn.Module):
+    """Runs out of memory in a step of more than 8 rows, from its fifth step in this process on."""
+
+    @dataclass(frozen=True)
+    class Spec:
+        pass
+
+    steps = 0
+
+    def __init__(self, features, lookback, classes, spec):
+        super().__init__()
+        self.head = nn.Linear(features * lookback, classes)
+
+    def forward(self, x_BTF):
+        Full.steps += self.training
+        if self.training and len(x_BTF) > 8 and Full.steps > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return self.head(x_BTF.flatten(1))
+
+
+def test_fit_out_of_memory_starts_again_from_last_checkpoint_in_smaller_parts(market, caplog):
+    x_NF, rows, y = market
+    settings = {"epochs": 2, "batch": 32, "lookback": 8, "device": "cpu", "threads": 1, "save_seconds": 0.0}
+
+    def fit(steps, **more):
+        Full.steps, model = steps, NeuralClassifier("full", Full, **settings)
+        return model, model.fit(Windows(x_NF, rows, 8), y, **more)
+
+    whole, _ = fit(-1000)
+    model, result = fit(0, checkpoints=Kept())
+    assert result.resumed_step == 4 and not result.exact and "began with 32, now 8" in result.nondeterminism[0]
+    assert all(f"step 5, {size} rows at once" in caplog.text for size in (32, 16))
+    np.testing.assert_allclose(model.predict_proba(x_NF[None, :8]), whole.predict_proba(x_NF[None, :8]), atol=1e-6)
+    model, result = fit(4)  # nothing was saved: from the start
+    assert result.resumed_step is None and len(result.history) == 2
+    np.testing.assert_allclose(model.predict_proba(x_NF[None, :8]), whole.predict_proba(x_NF[None, :8]), atol=1e-6)

@@ -84,7 +84,7 @@ def test_train_without_certificate_raises_unless_uncertified(prepared):
     trained = pipeline.train(prepared, "DEMO", 5, MODEL, mirror="off", uncertified=True)
     assert "none: uncertified" in trained.report_path.read_text()
     again = pipeline.prepare(prepared, "DEMO", (5,), settings=SMALL_DATA)
-    assert again.reused and again.proof == "quick, 10 cuts"  # prepare proves what lacks a proof
+    assert again.reused and again.proof == "quick, 16 cuts"  # prepare proves what lacks a proof
     assert "features, fed bar by bar" in certificate_of(prepared).compared
     write_certificate(prepared.processed("DEMO"), replace(certificate_of(prepared), code="0" * 64))
     pipeline.prepare(prepared, "DEMO", (5,), settings=SMALL_DATA)  # and what other code proved

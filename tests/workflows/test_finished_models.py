@@ -171,6 +171,8 @@ def test_leaderboard_rows_are_those_of_evaluate_and_of_full_runs_first(trained, 
 
 def test_leaderboard_lists_models_of_other_data_and_horizons_without_a_model(place):
     pipeline.prepare(place, "DEMO", (5, 10), settings=DataSpec(features=FEW_COLUMNS, labels=LabelSpec(k_up=0.9)))
+    before = pipeline.leaderboard(place)
+    assert before.frame["status"].tolist() == ["other data"] * 2 and "0 of 2 models beat" in before.summary()
     train(place, "lightgbm", quick=True)
     pipeline.cross_validate(place, "DEMO", 5, "linear", folds=2, quick=True)  # one more trial
     found = pipeline.leaderboard(place)

@@ -181,7 +181,7 @@ def entropy(train: pd.Series, rows: pd.Series) -> float:
 def test_prepare_meta_labels_of_column_are_certified_trained_and_evaluated(prepared: Workspace, call):
     code, out, err = call(*ASKED, "--workspace", prepared.root, "--primary", COLUMN, "--json")
     assert code == 0, err
-    assert json.loads(out)["proof"] == "quick, 10 cuts" and "looks ahead" not in err
+    assert json.loads(out)["proof"] == "quick, 16 cuts" and "looks ahead" not in err
     assert set(json.loads(out)["label_balance"][0]) >= {"pass", "act", "ambiguous"}
     labels, features = pipeline.load_labels(prepared, "DEMO", 5), pipeline.load_features(prepared, "DEMO")
     bet = np.sign(features.loc[labels.index, COLUMN])

@@ -82,7 +82,7 @@ def test_prepare_labels_and_windows_span_sessions_only_with_span(workspace, call
     inside = leaving() if not call(*words)[0] else None
     code, out, err = call(*words, "--span")
     across, reported = leaving(), json.loads(out)
-    assert code == 0 and reported["proof"] == "quick, 10 cuts", err
+    assert code == 0 and reported["proof"] == "quick, 16 cuts", err
     assert inside[0] == 0 and inside[1] < across[1] - 300 and across[0] > 50
     assert across[2] == reported["fingerprint"] != inside[2]
     again = pipeline.prepare(workspace, "ODD", (20,))
@@ -281,7 +281,7 @@ def test_gap_table_lists_each_gap_by_bar_after_gap(whole):
 
 def test_certificate_and_draw_cuts_show_cuts_of_prepare(whole):
     reported = pipeline.certificate(whole, "MES", 5)
-    assert reported.passed and reported.form == "quick" and len(reported.cuts) == 10
+    assert reported.passed and reported.form == "quick" and len(reported.cuts) == 16
     words = [text.get_text() for text in pipeline.draw_cuts(whole, "MES", 5).axes[0].texts]
     assert sorted(words) == sorted(why for _, why in reported.cuts)
     with pytest.raises(NotPreparedError, match="audit --symbol MES"):

@@ -108,8 +108,11 @@ def test_fresh_opens_an_attempt_beside_and_the_newest_is_opened_again(workspace)
     ("cross_validate", {"source": "wandb"}, r"no such argument.*source"),
     ("train", {"seed": -1}, "SEED cannot be used"),
     ("train", {"source": "there"}, "registry or wandb"),
+    ("train", {"model_settings": {"depth": 0}}, "depth"),
+    ("train", {"model_settings": {"seed": 1}}, "seed= instead"),
+    ("cross_validate", {"model_settings": {"dept": 3}}, "did you mean 'depth'"),
 ])  # fmt: skip
-def test_unknown_option_of_a_run_raises(verb, given, words, workspace):
+def test_unknown_option_of_a_run_raises_before_data_are_read(verb, given, words, workspace):
     with pytest.raises(SettingsError, match=words):
         getattr(pipeline, verb)(workspace, "DEMO", 5, "xgboost", **given)
 
@@ -147,7 +150,7 @@ def train(workspace: Workspace, until: int = 0, model: str = "xgboost", **how):
 
 
 def reached(workspace: Workspace, run_id: str, phase: str = "train_xgboost") -> str:
-    with open_run_checkpoints(workspace.checkpoints, RunFolder(run_id, workspace.results)) as manager:
+    with open_run_checkpoints(workspace, RunFolder(run_id, workspace.results)) as manager:
         return progress_words(manager.list_checkpoints(phase)[-1]["metrics"])
 
 
@@ -403,18 +406,6 @@ def test_finished_run_restored_from_wandb_is_not_fitted_again(places, tmp_path, 
         patch.setattr(folds, "fit_on_rows", None)  # nothing is fitted
         again = cross_validate(places[1])
     assert left_by(again) == left_by(first)
-    assert all(done())
-
-
-@pytest.mark.soak
-def test_train_with_fresh_restores_nothing_from_wandb(places, tmp_path, monkeypatch):
-    install(tmp_path, monkeypatch)
-    done = settle(monkeypatch)
-    pipeline.train(places[0], "DEMO", 5, "linear", quick=True)
-    assert all(done())
-    rebuilt = pipeline.train(places[1], "DEMO", 5, "linear", quick=True, fresh=True)
-    assert not rebuilt.reused and rebuilt.found.startswith("Found nothing")
-    assert pipeline.train(places[2], "DEMO", 5, "linear", quick=True).reused
     assert all(done())
 
 

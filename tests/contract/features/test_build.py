@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import rankdata
 
 from ml_factory.data.synthetic import synthetic_bars
-from ml_factory.errors import BarsError, SettingsError
+from ml_factory.errors import BarsError
 from tests.contract.doors import (
     FAMILIES,
     FeatureSpec,
@@ -175,23 +175,6 @@ def test_build_features_too_few_bars_error_names_needed_count(real_bars):
 def test_build_features_missing_declared_volume_raises_bars_error(real_bars, markets):
     with pytest.raises(BarsError, match="volume"):
         build_features(real_bars("ES")[0], replace(markets["ES"], has_volume=True))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"base_minutes": 0}, "base_minutes.*got 0"),
-        ({"base_minutes": "5"}, "base_minutes.*'5'"),
-        ({"frames": (60, 15)}, "frames"),
-        ({"frames": (5, 15)}, "frames.*above the base frame's 5"),
-        ({"families": ("momentun",)}, "did you mean 'momentum'"),
-        ({"families": ()}, "at least one"),
-        ({"families": ("volume", "volume")}, "each once"),
-    ],
-)
-def test_feature_spec_invalid_values_raise_settings_error(settings, message):
-    with pytest.raises(SettingsError, match=message):
-        FeatureSpec(**settings)
 
 
 def test_feature_spec_round_trips_and_gives_warmup_bars():
