@@ -6,6 +6,8 @@ facts, the table of arrays and the arrays. Every reader of safetensors opens the
 
 import json
 import os
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -27,7 +29,7 @@ def write_checkpoint(path: Path, info: dict, table: dict, arrays: memoryview) ->
     """Write a state, as `pack_state` returns it, with its description in one step; return the description with
     `hash`, `bytes` and `path`. Raises FileError where the disk refuses.
     """
-    written = {**info, "hash": _hash(info, table, arrays)}
+    written = {**info, "hash": _hash(info, table, [arrays])}
     header = safetensors_header({_METADATA: {_KEY: json.dumps(written, separators=(",", ":"))}, **table})
 
     def fill(temporary: Path) -> None:
@@ -50,10 +52,8 @@ def verify_checkpoint(path: Path) -> dict:
     """Return the description of an intact file, which is read in pieces. Raises as `read_checkpoint`."""
     with disk_errors(path), open_regular_file(path) as file:
         info, table = _read_header(path, file)
-        hasher = _hasher(info, table)
-        while piece := file.read(_PIECE):
-            hasher.update(piece)
-    if hasher.hexdigest() != info["hash"]:
+        found = _hash(info, table, iter(partial(file.read, _PIECE), b""))
+    if found != info["hash"]:
         raise _torn(path, "another hash")
     return info
 
@@ -76,7 +76,7 @@ def _read_verified(path: Path) -> tuple[dict, memoryview]:
             raise _torn(path, "a file that became shorter")
     end = 8 + int.from_bytes(data[:8], "little")
     info, table = _parse_header(path, bytes(data[8:end]), len(data))
-    if _hash(info, table, data[end:]) != info["hash"]:
+    if _hash(info, table, [data[end:]]) != info["hash"]:
         raise _torn(path, "another hash")
     return info, data
 
@@ -94,13 +94,11 @@ def _parse_header(path: Path, text: bytes, size: int) -> tuple[dict, dict]:
         raise _torn(path, f"{type(error).__name__}: {error}"[:200]) from error
 
 
-def _hasher(info: dict, table: dict) -> xxh3_128:
-    return xxh3_128(json.dumps([{name: info[name] for name in _FACTS}, table], sort_keys=True).encode())
-
-
-def _hash(info: dict, table: dict, arrays: memoryview) -> str:
-    hasher = _hasher(info, table)
-    hasher.update(arrays)
+def _hash(info: dict, table: dict, arrays: Iterable[bytes | memoryview]) -> str:
+    """Return the hash of a file's facts, table, and arrays in pieces."""
+    hasher = xxh3_128(json.dumps([{name: info[name] for name in _FACTS}, table], sort_keys=True).encode())
+    for piece in arrays:
+        hasher.update(piece)
     return hasher.hexdigest()
 
 

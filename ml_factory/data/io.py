@@ -30,8 +30,10 @@ def import_bars(
     *,
     roll: RollSpec | None = None,
     calendar: str | None = None,
-) -> BarReport:
+) -> tuple[pd.DataFrame, BarReport]:
     """Check bars and write them to data/raw/{SYMBOL}_1m.parquet in one step; nothing is written if they are refused.
+
+    Return the bars, as `load_bars` reads them from then on, and the report.
 
     Bars of 5 minutes go to {SYMBOL}_5m.parquet, and so on. A symbol has bars of one length: others are refused.
     Previous bars with other content are kept once, as {SYMBOL}_1m.previous.parquet. With `spec.skip_bad` the skipped
@@ -46,19 +48,6 @@ def import_bars(
         `contract` and `chain` (for features)
     calendar : calendar for the rolls, if it is not to be looked up by symbol
     """
-    return import_checked_bars(source, workspace, symbol, spec, roll=roll, calendar=calendar)[1]
-
-
-def import_checked_bars(
-    source: str | os.PathLike | pd.DataFrame,
-    workspace: Workspace,
-    symbol: str,
-    spec: RawBarSpec | None = None,
-    *,
-    roll: RollSpec | None = None,
-    calendar: str | None = None,
-) -> tuple[pd.DataFrame, BarReport]:
-    """Import as `import_bars`; return the bars too, as `load_bars` reads them from then on."""
     spec, path = spec or RawBarSpec(), workspace.raw_bars(symbol)
     where = "bars" if isinstance(source, pd.DataFrame) else source
     file = None if isinstance(source, pd.DataFrame) else resolve_bars_file(source)

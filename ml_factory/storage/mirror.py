@@ -162,6 +162,7 @@ class Mirror:
         return MirrorPass(pulled=tuple(pulled), removed=tuple(removed))
 
     def _is_head_enough(self, name: str, facts: dict) -> bool:
+        """Return True for a large file that verifies itself and is not here yet."""
         path = self.folder / name
         return path.suffix in _verifiers and facts["size"] > _HEAD and not path.exists()
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from ml_factory.argument_checks import DEFAULT_HORIZONS, DEMOS, check_horizon
 from ml_factory.code_fingerprint import source_hash
-from ml_factory.data.io import import_checked_bars, load_bars, raw_bar_minutes
+from ml_factory.data.io import import_bars, load_bars, raw_bar_minutes
 from ml_factory.data.resample import check_resample_length
 from ml_factory.data.rolls import RollSpec
 from ml_factory.data.sessions import MarketSpec
@@ -165,9 +165,7 @@ def _import_raw_bars(
         raw = workspace.raw_bars(symbol)
         before = files.read(raw) if files.is_file(raw) else None
         with progress_phase("importing") as done:
-            bars, imported = import_checked_bars(
-                data, workspace, symbol, settings.bars, roll=roll, calendar=settings.calendar
-            )
+            bars, imported = import_bars(data, workspace, symbol, settings.bars, roll=roll, calendar=settings.calendar)
             done(imported.rows)
         _warn_findings(symbol, imported.to_dict(0)["findings"], "mapped")
         # The file in data/raw is in the contract's form now: nothing is shifted or translated again.

@@ -160,7 +160,7 @@ def test_resume_fetches_newest_checkpoint_and_the_next_only_where_that_one_is_to
     assert not names[5].with_suffix(".ckpt.kept").exists() and here() == [False] * 4 + [True]
     fourth = machine("fourth")
     os.rename(world.drive, world.folder / "away")
-    with pytest.raises(WorkspaceError):  # and does not begin anew
+    with pytest.raises(WorkspaceError):  # and does not start again
         fourth.load_latest_checkpoint("p")
 
 

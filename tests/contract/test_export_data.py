@@ -163,7 +163,7 @@ def test_export_of_times_without_zone_advises_the_zone_that_prepare_needs(server
                    "close, volume FROM bars WHERE symbol = 'MES' AND ts < '2020-01-03'")  # fmt: skip
     result = export_data(server.source(), tmp_path / "naive.parquet", table="naive")
     assert "--zone" in result.summary()
-    report = import_bars(result.path, Workspace(tmp_path / "w"), "MES", RawBarSpec(zone="America/New_York"))
+    _, report = import_bars(result.path, Workspace(tmp_path / "w"), "MES", RawBarSpec(zone="America/New_York"))
     assert str(report.first) == "2020-01-01 05:01:00+00:00"
 
 

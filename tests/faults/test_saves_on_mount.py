@@ -88,7 +88,7 @@ def test_failing_drive_loses_no_acknowledged_save_and_no_call_waits_in_silence(m
         outages = [line for line in waits.lines if "newest files again" not in line]
         assert len(outages) == (fault != "late")
         second.close(1)
-        again = machine("one")  # goes on where it was, and brings up what was on this machine alone
+        again = machine("one")  # continues where it was, and brings up what was on this machine alone
         assert again.phase("p").load()["state"]["value"] >= max(acknowledged)
         save(again)
         assert again.wait(60) and saved[-1]["status"] == COPIED

@@ -60,7 +60,7 @@ def test_questdb_export_equals_table_and_is_read_by_prepare(quest, tmp_path, mad
         wanted = np.array([np.nan if row[place] is None else row[place] for row in made_rows[:-1]], float)
         np.testing.assert_array_equal(got[name].to_numpy(float), wanted)
     assert got["note"].tolist() == [row[7] for row in made_rows[:-1]] and got["live"].all()
-    assert import_bars(result.path, Workspace(tmp_path / "w"), "MES").rows == ROWS
+    assert import_bars(result.path, Workspace(tmp_path / "w"), "MES")[1].rows == ROWS
     assert json.loads((tmp_path / f"bars{suffix}.json").read_text())["rows"] == ROWS
 
 
