@@ -31,15 +31,8 @@ def write_checkpoint(path: Path, info: dict, table: dict, arrays: memoryview) ->
     """
     written = {**info, "hash": _hash(info, table, [arrays])}
     header = safetensors_header({_METADATA: {_KEY: json.dumps(written, separators=(",", ":"))}, **table})
-
-    def fill(temporary: Path) -> None:
-        with open(temporary, "wb") as file:
-            file.write(header)
-            file.write(arrays)
-
-    size = len(header) + len(arrays)
-    files.replace(path, fill, size)
-    return {**written, "bytes": size, "path": str(path)}
+    files.write(path, header, arrays)
+    return {**written, "bytes": len(header) + len(arrays), "path": str(path)}
 
 
 def read_checkpoint(path: Path) -> tuple[dict, dict]:

@@ -24,7 +24,7 @@ SPELLINGS = {
     "close": ("c", "close_price", "last", "closing"),
     "volume": ("vol", "v", "tick_volume", "tickvol", "trade_volume", "base_volume"),
 }
-_OFFSET = re.compile(r"(?:[zZ]|UTC|GMT|[+-]\d{2}:?\d{2})$")
+_OFFSET = re.compile(r"\s*([zZ]|UTC|GMT|[+-]\d{2}:?\d{2})$")
 _EPOCH = re.compile(r"\d{9,19}(\.\d+)?")
 _CLOCKS = ("%H:%M:%S", "%H:%M", "%I:%M:%S %p", "%I:%M %p")
 _TEXT_FORMATS = (
@@ -177,20 +177,20 @@ def read_times(values: pd.Series, where: object) -> tuple[pd.DatetimeIndex, list
     elif pd.api.types.is_numeric_dtype(values.dtype):
         moments, how, findings = _from_epochs(values[known].to_numpy(), known, where)
     else:
-        text = values.astype(str).str.strip()
-        epoch = text.str.fullmatch(_EPOCH).to_numpy(bool)
+        text = np.array([str(one).strip() for one in values.tolist()], object)
+        epoch = np.array([_EPOCH.fullmatch(one) is not None for one in text])
         if epoch.mean() > 0.5:
-            whole = not text[epoch].str.contains(".", regex=False).any()
-            numbers = text[epoch].to_numpy("U20").astype(np.int64 if whole else float)
+            whole = not any("." in one for one in text[epoch])
+            numbers = text[epoch].astype("U20").astype(np.int64 if whole else float)
             moments, how, findings = _from_epochs(numbers, epoch, where)
         else:
             moments, how, findings = _from_text(text, where)
-    unread, far = moments.isna() & known, (moments.year < 1970) | (moments.year >= 2100)
-    got = "" if text is None else repr(text.iloc[unread.argmax()])[:60]
+    unread, year = moments.isna() & known, moments.year
+    got = "" if text is None else repr(text[unread.argmax()])[:60]
     faults = [
         _fault("timestamp", ~known, "timestamp is empty"),
         _fault("timestamp", unread, f"timestamp is not {how}", got=got),
-        _fault("timestamp", far, "timestamp is outside the years 1970 to 2099"),
+        _fault("timestamp", (year < 1970) | (year >= 2100), "timestamp is outside the years 1970 to 2099"),
     ]
     return moments, faults, findings
 
@@ -216,23 +216,25 @@ def _from_epochs(
     return pd.DatetimeIndex(stamps), "a time", []
 
 
-def _from_text(text: pd.Series, where: object) -> tuple[pd.DatetimeIndex, str, list[BarFinding]]:
+def _from_text(text: np.ndarray, where: object) -> tuple[pd.DatetimeIndex, str, list[BarFinding]]:
     """Parse text in the format, and with or without a zone, that most rows have."""
-    aware = text.str.contains(_OFFSET).to_numpy(bool)
+    offsets = [_OFFSET.search(one) for one in text]
+    aware = np.array([one is not None for one in offsets])
     zoned = bool(aware.mean() > 0.5)
     if zoned:
-        text = text.str.replace(r"\s*(?:UTC|GMT)$", "Z", regex=True)
-        text = text.str.replace(r"\s+(?=(?:[zZ]|[+-]\d{2}:?\d{2})$)", "", regex=True)
-    text, best, chosen = text.where(aware == zoned), None, ""
-    sample = text.iloc[[0, len(text) // 2, -1]]  # most formats fail on these and cost nothing more
+        zones = {"UTC": "Z", "GMT": "Z"}
+        text = np.array([one if at is None else one[: at.start()] + zones.get(at[1], at[1])
+                         for one, at in zip(text, offsets, strict=True)], object)  # fmt: skip
+    text, best, chosen = np.where(aware == zoned, text, np.nan), None, ""
+    sample = text[[0, len(text) // 2, -1]]  # most formats fail on these and cost nothing more
     for form in _TEXT_FORMATS:
         exact = form if form == "ISO8601" or not zoned else form + "%z"
-        if pd.to_datetime(sample, format=exact, errors="coerce", utc=True).isna().all():
+        if len(text) > len(sample) and pd.to_datetime(sample, format=exact, errors="coerce", utc=True).isna().all():
             continue
         moments = pd.DatetimeIndex(pd.to_datetime(text, format=exact, errors="coerce", utc=zoned))
         count, most = moments.notna().sum(), 0 if best is None else best.notna().sum()
         if best is not None and count == most and not moments.equals(best):
-            message = f"timestamps such as {text.iloc[0]!r} can be read with the month first and with the day first"
+            message = f"timestamps such as {text[0]!r} can be read with the month first and with the day first"
             _refuse("timestamp", message, where, "write them as ISO text, for example 2024-03-01 09:30")
         if count > most:
             best, chosen = moments, form
@@ -240,7 +242,7 @@ def _from_text(text: pd.Series, where: object) -> tuple[pd.DatetimeIndex, str, l
             break
     if best is None:
         step = "write timestamps as ISO text, for example 2024-03-01 09:30:00+00:00"
-        _refuse("timestamp", f"timestamp cannot be read in row 0: {text.iloc[0]!r:.60}", where, step)
+        _refuse("timestamp", f"timestamp cannot be read in row 0: {text[0]!r:.60}", where, step)
     how = "ISO text" if chosen == "ISO8601" else f"text of the form {chosen}"
     return best, f"{how} {'with' if zoned else 'without'} a zone", [_mapped("text_time", f"timestamps read as {how}")]
 

@@ -3,6 +3,7 @@
 A file is one push of the stream: bars pushed singly or in chunks give the rows of `build_features`, bit for bit.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -260,6 +261,7 @@ class FeatureStream:
         self, market: MarketSpec, spec: FeatureSpec | None = None, *, cold: bool = False, dtype: str = "float32"
     ):
         self.market, self.cold, self.spec = market, cold, spec or FeatureSpec()
+        self._settings = json.dumps({"market": market.to_dict(), "spec": self.spec.to_dict(), "cold": cold})
         families = {name: FAMILIES[name] for name in self.spec.families}
         full = self.spec.full_frames
         self._base = _Frame(market, self.spec.base_minutes, families, False, dtype)
@@ -295,7 +297,7 @@ class FeatureStream:
     def get_state(self) -> dict:
         """Return plain numbers and arrays; `load_state` on an equal stream continues from them exactly."""
         return {
-            "settings": self._settings(),
+            "settings": self._settings,
             "base": self._base.get_state(),
             "coarse": {str(minutes): one.get_state() for minutes, one in self._coarse.items()},
             "custom": {name: {} if bars is None else bars.to_dict() for name, bars in self._recent.items()},
@@ -307,9 +309,9 @@ class FeatureStream:
 
     def load_state(self, state: Mapping) -> None:
         """Restore a state of `get_state`; raise SettingsError for another market or spec."""
-        if state["settings"] != self._settings():
+        if state["settings"] != self._settings:
             raise SettingsError(
-                "The state is of another stream", where="state", got=state["settings"], wanted=self._settings(),
+                "The state is of another stream", where="state", got=state["settings"], wanted=self._settings,
                 next_step="build the FeatureStream with the market and spec of the one that was saved",
             )  # fmt: skip
         self._base.load_state(state["base"])
@@ -318,9 +320,6 @@ class FeatureStream:
         self._recent = {name: ResampledBars(**bars) if bars else None for name, bars in state["custom"].items()}
         self._first_session, self._second = state["first_session"], state["second"]
         self._chain, self._stretch = state["chain"], state["stretch"]
-
-    def _settings(self) -> dict:
-        return {"market": self.market.to_dict(), "spec": self.spec.to_dict(), "cold": self.cold}
 
     def _rows(
         self, base: ResampledBars, coarse: Mapping[int, ResampledBars], out: np.ndarray | None = None

@@ -138,13 +138,15 @@ class FeatureEngine:
 
     def get_state(self) -> dict:
         """Return plain numbers and arrays, from which an equal engine continues to the bit."""
-        kept = {name: numbers.copy() for name, numbers in self._memory.items()}
-        return {"prices": self._prices.copy(), "session": self._session.copy(), "memory": kept}
+        sizes = {name: len(numbers) for name, numbers in self._memory.items()}
+        memory = np.concatenate([*self._memory.values(), np.empty(0)])  # one array: each costs a state's writer time
+        return {"prices": self._prices.copy(), "session": self._session.copy(), "sizes": sizes, "memory": memory}
 
     def load_state(self, state: Mapping) -> None:
         """Continue from a state of `get_state`."""
         self._prices, self._session = state["prices"].copy(), state["session"].copy()
-        self._memory = {name: numbers.copy() for name, numbers in state["memory"].items()}
+        parts = np.split(state["memory"], np.cumsum(list(state["sizes"].values()), dtype=int))
+        self._memory = {name: part.copy() for name, part in zip(state["sizes"], parts, strict=False)}
 
 
 @lru_cache(maxsize=512)

@@ -391,7 +391,8 @@ def _distances(reference: ColumnReference, rows: _Rows, after: int, until: int) 
     """
     ends = reference.window_ends(len(rows.values), rows.first)
     ends = ends[(ends > after) & (ends <= until)]
-    return ends, reference.ratios(reference.distances(reference.codes(rows.values), ends))
+    first = max(int(ends.min(initial=len(rows.values))) - reference.window, 0)  # of the oldest window's rows
+    return ends, reference.ratios(reference.distances(reference.codes(rows.values[first:]), ends - first))
 
 
 def _drift(reference: ColumnReference, values: np.ndarray, what: str, column: int, scale: float, end: int) -> str:
@@ -472,6 +473,7 @@ class GuardedStream(PredictionStream):
         super().__init__(bundle, cold=cold)
         self.settings, self.guard = settings, Guard(bundle, settings)
         self._clock: list[Finding] = []
+        self._no_answers: pd.DataFrame | None = None
 
     def push(self, bars: pd.DataFrame, *, now: pd.Timestamp | None = None) -> pd.DataFrame:
         """Return the predictions that these bars complete, with the columns `guard` and `reason`.
@@ -542,8 +544,11 @@ class GuardedStream(PredictionStream):
 
     def _answer(self, rows: FeatureRows, chunk: BarChunk) -> pd.DataFrame:
         """Return the predictions of the feature rows that these bars completed, with the guard's answers."""
-        frame = self.predict_rows(rows)
         mixed = self.guard.push(chunk, rows.known_at)
+        if not len(rows) and self._no_answers is not None:  # as of most bars
+            self.guard.forget()
+            return self._no_answers.copy()
+        frame = self.predict_rows(rows)
         known_at, p_N3 = frame.index.as_unit("ns").asi8, frame[PROBABILITIES].to_numpy()
         silent = mixed[np.searchsorted(rows.known_at, known_at)]
         self.guard.add(rows.known_at[~mixed], rows.values[~mixed], known_at[~silent], p_N3[~silent])
@@ -556,7 +561,9 @@ class GuardedStream(PredictionStream):
         silent = np.array([action in SILENT for action, _ in answers], bool)
         if silent.any():
             columns |= dict(zip(PROBABILITIES, np.where(silent[:, None], np.nan, p_N3).T, strict=True))
-        return frame.assign(**columns)
+        frame = frame.assign(**columns)
+        self._no_answers = self._no_answers if len(rows) else frame
+        return frame
 
 
 def _action_and_reason(findings: Iterable[Finding]) -> tuple[str, str]:

@@ -322,7 +322,7 @@ class PredictionSpec:
             )  # fmt: skip
         return validate_bars(table, stamped, where=where, market=self.market, quality=quality)
 
-    @property
+    @cached_property
     def stream_bars(self) -> RawBarSpec:
         """Format of single bars of a feed: that of the training's bars, with their length."""
         return replace(self.bars, minutes=self.market.bar_minutes)

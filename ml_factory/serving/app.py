@@ -201,7 +201,9 @@ def build_app(bundles: Sequence[ServedBundle], state: Path, key: str = "", hosts
         """State of the process: each of these bundles has predicted."""
         return JsonResponse({"status": "ok", "bundles": {symbol: one.served.id for symbol, one in markets.items()}})
 
-    def check_key(given: Annotated[str | None, Security(APIKeyHeader(name="X-API-Key", auto_error=False))]) -> None:
+    header = APIKeyHeader(name="X-API-Key", auto_error=False)
+
+    async def check_key(given: Annotated[str | None, Security(header)]) -> None:
         if key and not hmac.compare_digest((given or "").encode(), key.encode()):
             raise HTTPException(401, "The API key is missing or wrong: send it as the header X-API-Key")
 

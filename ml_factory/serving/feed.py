@@ -114,6 +114,8 @@ def check_symbol_column(table: pd.DataFrame, symbol: str, where: object) -> None
 
 def _to_answers(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the rows of a prediction with `guard` and `reason` as JSON values; NaN becomes null."""
+    if not len(frame):  # as after most bars
+        return []
     columns = [name for name in (*PROBABILITIES, "split", "side", "guard", "reason") if name in frame]
     rows = zip(*(frame[name].tolist() for name in columns), strict=True)
     return [
@@ -124,7 +126,7 @@ def _to_answers(frame: pd.DataFrame) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-FORMAT, STATE_NAME = "ml_factory.feed/5", "feed.state"
+FORMAT, STATE_NAME = "ml_factory.feed/6", "feed.state"
 RECENT_BARS = 1000  # bars that are known again, with their answers
 
 
@@ -162,8 +164,9 @@ class Feed:
         Raises BarsError for bars that overlap with others, after which the feed is as before.
         """
         with _reading_bars(), self._changing() as stream:
-            repeated = bars[bars.index < self._next] if self._next is not None else bars.iloc[:0]
-            first, new = self._answers_again(repeated), bars.iloc[len(repeated) :]
+            position = self._next
+            repeated = 0 if position is None else int(bars.index.searchsorted(position))
+            first, new = self._answers_again(bars.iloc[:repeated]), bars.iloc[repeated:]
             answers: list[dict[str, Any]] = []
             if len(new):
                 answers = _to_answers(stream.push_checked(new, now=now))
@@ -174,10 +177,11 @@ class Feed:
                 self._answers |= {one["known_at"]: json.dumps(self._served.names | one) for one in answers}
                 if save:
                     self.save()
-        reply = self._served.names | {"answers": first + answers, "repeated": len(repeated)}
+        position = self._next
+        reply = self._served.names | {"answers": first + answers, "repeated": repeated}
         return reply | {
             "repeated_answers": len(first), "lacking_bars": stream.lacking_bars,
-            "next": None if self._next is None else self._next.isoformat(),
+            "next": None if position is None else position.isoformat(),
         }  # fmt: skip
 
     def add_outcome(self, known_at: pd.Timestamp, label: int) -> dict[str, Any]:
@@ -209,7 +213,7 @@ class Feed:
             bars[str(name)] = values.tolist() if values.dtype == object else values
         state = {
             "format": FORMAT, "bundle": self._served.id, "stream": self._stream.get_state(), "bars": bars,
-            "answers": f"[{','.join(self._answers.values())}]",
+            "answers": f"[{','.join(self._answers.values())}]".encode(),  # bytes: text would be escaped
         }  # fmt: skip
         write_state_file(self._path, state)
 

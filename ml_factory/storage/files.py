@@ -155,9 +155,14 @@ class Files:
             with suppress(OSError):  # the file itself is replaced; systems that open no folders keep the name too
                 _flush(path.parent)
 
-    def write(self, path: str | os.PathLike, data: bytes) -> None:
-        """Replace the file in one step."""
-        self.replace(path, lambda temporary: temporary.write_bytes(data), len(data))
+    def write(self, path: str | os.PathLike, *parts: bytes | memoryview) -> None:
+        """Replace the file in one step by these bytes, one after the other."""
+
+        def fill(temporary: Path) -> None:
+            with open(temporary, "wb") as file:
+                file.writelines(parts)
+
+        self.replace(path, fill, sum(map(len, parts)))
 
     def write_json(self, path: str | os.PathLike, obj: object) -> None:
         """Write `obj` as indented JSON in one step, with every secret of this machine removed.

@@ -138,7 +138,8 @@ def deserialize_state(
 
 def write_state_file(path: str | os.PathLike, state: dict) -> None:
     """Write the state to one file in one step. Raises CheckpointError, or WorkspaceError when the disk is full."""
-    files.write(path, serialize_state(state))
+    table, arrays = pack_state(state)
+    files.write(path, safetensors_header(table), arrays)
 
 
 def read_state_file(path: str | os.PathLike) -> dict:

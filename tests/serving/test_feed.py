@@ -146,7 +146,7 @@ def test_feed_keeps_outcomes_over_restarts_and_says_why_it_remembers_none(booste
 def test_feed_with_damaged_state_names_its_file_and_begins_without_it(booster, filled, tmp_path):
     (path,) = tmp_path.iterdir()
     content = path.read_bytes()
-    for damaged in (content[:-10], b"", content.replace(b"ml_factory.feed/5", b"ml_factory.feed/9")):
+    for damaged in (content[:-10], b"", content.replace(b"ml_factory.feed/6", b"ml_factory.feed/9")):
         path.write_bytes(damaged)
         with pytest.raises(CheckpointError, match=r"state of this feed is damaged.*Next: delete this file"):
             Feed(tmp_path, booster)
