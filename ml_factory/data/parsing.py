@@ -24,7 +24,7 @@ SPELLINGS = {
     "close": ("c", "close_price", "last", "closing"),
     "volume": ("vol", "v", "tick_volume", "tickvol", "trade_volume", "base_volume"),
 }
-_OFFSET = re.compile(r"\s*([zZ]|UTC|GMT|[+-]\d{2}:?\d{2})$")
+_OFFSET = re.compile(r"(?:[zZ]|UTC|GMT|[+-]\d{2}:?\d{2})$")  # 6 characters at most
 _EPOCH = re.compile(r"\d{9,19}(\.\d+)?")
 _CLOCKS = ("%H:%M:%S", "%H:%M", "%I:%M:%S %p", "%I:%M %p")
 _TEXT_FORMATS = (
@@ -218,12 +218,12 @@ def _from_epochs(
 
 def _from_text(text: np.ndarray, where: object) -> tuple[pd.DatetimeIndex, str, list[BarFinding]]:
     """Parse text in the format, and with or without a zone, that most rows have."""
-    offsets = [_OFFSET.search(one) for one in text]
+    offsets = [_OFFSET.search(one, len(one) - 6) for one in text]
     aware = np.array([one is not None for one in offsets])
     zoned = bool(aware.mean() > 0.5)
     if zoned:
         zones = {"UTC": "Z", "GMT": "Z"}
-        text = np.array([one if at is None else one[: at.start()] + zones.get(at[1], at[1])
+        text = np.array([one if at is None else one[: at.start()].rstrip() + zones.get(at[0], at[0])
                          for one, at in zip(text, offsets, strict=True)], object)  # fmt: skip
     text, best, chosen = np.where(aware == zoned, text, np.nan), None, ""
     sample = text[[0, len(text) // 2, -1]]  # most formats fail on these and cost nothing more
