@@ -108,7 +108,7 @@ def _read_parquet(path: Path, local: Path) -> pd.DataFrame:
         return pd.read_parquet(local)
     except BarsError:
         raise
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         content = local.read_bytes()
         whole = content[:4] == content[-4:] == b"PAR1"
         got = str(error).splitlines()[0] if whole else "a Parquet file that is cut short, or another format"

@@ -525,7 +525,7 @@ def _cross_validation_sections(workspace: Workspace, data: PreparedDataset) -> l
         name = f"{model}{' (QUICK)' * one.facts['quick']}"
         try:
             table = pd.read_parquet(one.folder / "folds.parquet")
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, LookupError, TypeError) as error:
             lines.append(f"{name}: its folds cannot be read ({error}); `cross-validate` writes them again.")
             continue
         over = verdict_gains_of_folds(table, model).whole

@@ -113,6 +113,15 @@ def test_read_table_truncated_parquet_raises_bars_error(make_raw, tmp_path):
             read_bars_table(path)
 
 
+def test_read_table_parquet_with_damaged_notes_of_pandas_raises_bars_error(make_raw, tmp_path):
+    path = tmp_path / "bars.parquet"
+    table = pa.Table.from_pandas(make_raw())
+    notes = table.schema.metadata[b"pandas"].replace(b'"pandas_type"', b'"pandas_typo"')
+    pq.write_table(table.replace_schema_metadata({b"pandas": notes}), path)
+    with pytest.raises(BarsError, match=r"Parquet file cannot be read .*got 'pandas_type'"):
+        read_bars_table(path)
+
+
 def test_read_table_truncated_csv_raises_bars_error_or_adds_note(make_raw, tmp_path):
     path = tmp_path / "bars.csv"
     text = make_raw().to_csv(index=False)
