@@ -19,7 +19,7 @@ import torch
 from benchmarks.measure import best, digits, in_turns, print_json
 from ml_factory.recipes.language_models import load_causal_model
 from ml_factory.recipes.sdce import KINDS, SurrogateLoss
-from ml_factory.recipes.sdce_run import SdceSettings, run_sdce
+from ml_factory.recipes.sdce_run import run_sdce
 from ml_factory.recipes.surrogate import SurrogateTopTokens, cache_top_tokens, join_vocabularies
 from ml_factory.recipes.text import open_text, pack_tokens
 from ml_factory.training.batches import BatchLoader
@@ -42,7 +42,7 @@ def losses(text: str, tokens: int, epochs: int, surrogate: str, surrogate_epochs
                 "num_epochs": epochs, "threads": 1, "batch_size": 16, "learning_rate": 3e-3,
                 "gradient_accumulation_steps": 1, "output_dir": f"{folder}/{name}",
             }  # fmt: skip
-            return run_sdce(SdceSettings(**common | values), mirror="off", on_status=lambda line: None)
+            return run_sdce(**common | values, mirror="off", on_status=lambda line: None)
 
         first = trained("surrogate", base_model=surrogate, loss_type="standard", num_epochs=surrogate_epochs, seed=99)
         print_json(bench="sdce surrogate", loss=digits(first["loss"]),

@@ -21,7 +21,7 @@ from PIL import Image
 
 from benchmarks.measure import in_turns, print_json, rated, times
 from ml_factory.recipes.images import ImageBatches, ShardSamples
-from ml_factory.recipes.resnet50 import ImageLoss, ResNetSettings, build_resnet50
+from ml_factory.recipes.resnet50 import ImageLoss, build_resnet50
 from ml_factory.recipes.shard_writer import array_samples, write_shards
 from ml_factory.training.device import Device
 
@@ -50,7 +50,7 @@ def compare(paths: list[Path], options: argparse.Namespace) -> None:
         for name, training in (("ours", True), ("plain", False))
     }
     starts = range(0, options.images - options.batch + 1, options.batch)
-    network, loss = build_resnet50(ResNetSettings(width=options.width)), ImageLoss(0.1, device)
+    network, loss = build_resnet50(width=options.width), ImageLoss(0.1, device)
     batch = feeds["ours"](np.arange(options.batch))
 
     def read(feed: ImageBatches) -> None:

@@ -4,10 +4,11 @@ import importlib
 from dataclasses import dataclass
 
 from ml_factory.checkpoints.compute_session import configured_hours_remaining
-from ml_factory.errors import SettingsError, UnresponsiveMountError
+from ml_factory.errors import SettingsError
 from ml_factory.lazy_module import EXTRAS, missing_package_error
 from ml_factory.models.base import installed_library_versions
 from ml_factory.process_identity import cores
+from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace, on_colab, parse_raw_bars_name
 
 NEEDED = (
@@ -54,14 +55,8 @@ def run_doctor_checks(workspace: Workspace) -> list[DoctorCheck]:
             checks.append(DoctorCheck("hours left", f"{configured_hours_remaining():.1f}"))
         except SettingsError as error:  # a wrong $ML_FACTORY_COLAB_TIER or $ML_FACTORY_SESSION_HOURS
             checks.append(DoctorCheck("hours left", f"{error.what}: {error.got}", False, error.next_step))
-    try:
-        free = workspace.files.free_bytes(workspace.root)
-        raw = [name for name in workspace.files.names(workspace.raw) if parse_raw_bars_name(name)]
-    except UnresponsiveMountError as error:
-        return [
-            *checks,
-            DoctorCheck("workspace", f"{workspace.root} does not answer ({error.got})", False, "mount it again"),
-        ]
+    free = files.free_bytes(workspace.root)
+    raw = [name for name in files.names(workspace.raw) if parse_raw_bars_name(name)]
     advice = "free some space; on Google Drive empty the Trash too" if free < LITTLE_SPACE else ""
     checks.append(DoctorCheck("workspace", f"{workspace.root} ({free / 1e9:.1f} GB free)", not advice, advice))
     checks.append(DoctorCheck("raw bars", ", ".join(raw) or "none: prepare --symbol DEMO makes a synthetic market"))

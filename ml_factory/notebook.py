@@ -71,8 +71,8 @@ def figure_png(figure: "Figure") -> bytes:
 
 def markets(workspace: Workspace) -> pd.DataFrame:
     """List the raw files of the workspace: symbol, minutes of a bar, megabytes."""
-    found = {name: facts for name in workspace.files.names(workspace.raw) if (facts := parse_raw_bars_name(name))}
-    rows = [(*facts, workspace.files.size(workspace.raw / name) / 1e6) for name, facts in found.items()]
+    found = {name: facts for name in files.names(workspace.raw) if (facts := parse_raw_bars_name(name))}
+    rows = [(*facts, files.size(workspace.raw / name) / 1e6) for name, facts in found.items()]
     return pd.DataFrame(rows, columns=["symbol", "minutes", "MB"]).round(2)
 
 

@@ -27,7 +27,7 @@ FIT_PACKAGES = (
 COMPUTES_NOTHING = (
     "commands", "serving", "recipes", "tpu", "tracking", "cli.py", "cli_output.py", "doctor.py",
     "interrupt.py", "notebook.py", "notebook_panel.py", "notebook_parameters.py", "notebook_suite.py",
-    "evaluation/plot_style.py", "evaluation/data_plots.py", "evaluation/plots.py", "evaluation/recipe_plots.py",
+    "evaluation/plot_style.py", "evaluation/plots.py", "evaluation/recipe_plots.py",
     "evaluation/html_report.py", "evaluation/training_criteria.py", "workflows/report.py", "workflows/clean.py",
     "workflows/plan.py", "result.py",
 )  # fmt: skip

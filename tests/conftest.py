@@ -84,10 +84,8 @@ def undrawn() -> Iterator[list[tuple]]:
             names = ("report", "backtest", "prepare", "audit")
             report, backtest, prepare, audit = (import_module(f"ml_factory.workflows.{name}") for name in names)
             style = import_module("ml_factory.evaluation.plot_style")
-            figures = [(report, name, getattr(report, name)) for name in ("plots", "data_plots")]
-            figures.append((style, "figure_to_svg", style.figure_to_svg))
-            for module, name, drawing in figures[:2]:
-                patch.setattr(module, name, NoFigures(drawing))
+            figures = [(report, "plots", report.plots), (style, "figure_to_svg", style.figure_to_svg)]
+            patch.setattr(report, "plots", NoFigures(report.plots))
             patch.setattr(style, "figure_to_svg", lambda figure, name: "<svg></svg>")
             patch.setattr(backtest, "SHIFTS", 5)
             patch.setattr(prepare, "QUICK", replace(prepare.QUICK, feed_pushes=min(15, prepare.QUICK.feed_pushes)))

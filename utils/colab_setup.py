@@ -9,6 +9,7 @@ before any package is installed.
 
 import contextlib
 import dataclasses
+import functools
 import getpass
 import importlib
 import io
@@ -60,10 +61,7 @@ class ColabEnvironmentInfo:
     notes: tuple[str, ...] = ()
 
     def __getitem__(self, name: str):
-        """Return a field by name, as `env_info["workspace"]`; KeyError lists the names."""
-        names = [item.name for item in dataclasses.fields(self)] + ["device"]
-        if name not in names:
-            raise KeyError(f"{name!r} is not known of this runtime; there are {', '.join(names)}")
+        """Return a field by name, as `env_info["workspace"]`."""
         return getattr(self, name)
 
     @property
@@ -73,8 +71,9 @@ class ColabEnvironmentInfo:
 
     def table(self) -> str:
         """Format the version table and the notes as text."""
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
         rows = {
-            "runtime": f"{'Colab' if self.on_colab else platform.system()}, {os.cpu_count()} cores, {_memory()}",
+            "runtime": f"{'Colab' if self.on_colab else platform.system()}, {os.cpu_count()} cores, {memory:.1f} GiB",
             "accelerator": self.accelerator + (f" ({self.device_name})" if self.device_name else ""),
             "code": str(runtime.ROOT),
             "workspace": self.workspace.address,
@@ -96,7 +95,7 @@ class ColabEnvironmentInfo:
 def setup_colab_environment(
     workspace: "str | os.PathLike | workspaces.Workspace | None" = None,
     wandb: "bool | str | None" = None,
-    install: "bool | str" = True,
+    install: bool = True,
 ) -> ColabEnvironmentInfo:
     """Set up this runtime, print one table, and return its description. Calling it again changes nothing more.
 
@@ -104,13 +103,11 @@ def setup_colab_environment(
     ----------
     workspace : the root of the workspace; None or "" for the usual rule (on Colab, Drive is mounted for it).
     wandb : None keeps the environment's setting; True or "auto", "offline", False or "off" set it.
-    install : True installs on Colab the packages that the runtime lacks; "always" does so elsewhere too; False never.
+    install : on Colab, install the packages that the runtime lacks.
 
     Raises RuntimeMismatchError for packages that cannot work together or cannot be installed, WorkspaceError for a
     workspace that cannot be used, SettingsError for an unknown choice.
     """
-    if install not in (True, False, "always"):
-        raise SettingsError("Unknown choice", where="install", got=repr(install), wanted="True, False or 'always'")
     workspace = None if workspace is ... else workspace  # a guide writes the call with three dots
     colab, notes = workspaces.on_colab(), []
     _set_tracking_mode(wandb)
@@ -119,9 +116,9 @@ def setup_colab_environment(
     tpu, gpu = runtime.tpu_chip(), runtime.gpu_name()
     installed = ()
     in_bucket = str(root or "").startswith("gs://")
-    if install == "always" or (install and colab):
+    if install and colab:
         extra = tuple(runtime.read_requirement_lines(runtime.BUCKETS)) if in_bucket else ()
-        installed = runtime.install_missing_packages(runtime.requirements_for_runtime(colab, tpu), extra)
+        installed = runtime.install_missing_packages(runtime.colab_requirements(tpu), extra)
     if colab and in_bucket:
         _sign_in(root)
     versions = runtime.installed_versions()
@@ -196,11 +193,8 @@ def safe_stop(seconds: float = 300, logs=()) -> bool:
     """
     flush = None
     if workspaces.on_colab():
-        drive = importlib.import_module("google.colab.drive")
-
-        def flush() -> None:
-            drive.flush_and_unmount(timeout_ms=int(1000 * seconds))
-
+        unmount = importlib.import_module("google.colab.drive").flush_and_unmount
+        flush = functools.partial(unmount, timeout_ms=int(1000 * seconds))
     return importlib.import_module("ml_factory.checkpoints.safe_stop").safe_stop(seconds, logs=logs, flush=flush)
 
 
@@ -354,10 +348,3 @@ def load_database_secrets() -> list[str]:
 def _time_left(hours: float) -> str:
     usual = f"; a free TPU session usually ends after {FREE_TPU_HOURS:.1f} h" if is_free_tpu_session() else ""
     return "no limit" if math.isinf(hours) else f"at most {hours:.1f} h{usual}"
-
-
-def _memory() -> str:
-    try:
-        return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB"
-    except (AttributeError, ValueError, OSError):
-        return "memory unknown"

@@ -57,9 +57,9 @@ def check_torch_xla_pair(versions: dict[str, str]) -> None:
     )
 
 
-def requirements_for_runtime(colab: bool, tpu: str) -> Path:
-    """Return the requirements file for this kind of runtime; off Colab, the library's own."""
-    return ROOT / "requirements" / f"colab-{'tpu' if tpu else 'gpu'}.txt" if colab else GENERAL
+def colab_requirements(tpu: str) -> Path:
+    """Return the requirements file for this kind of Colab runtime."""
+    return ROOT / "requirements" / f"colab-{'tpu' if tpu else 'gpu'}.txt"
 
 
 def install_missing_packages(requirements: Path, extra: tuple[str, ...]) -> tuple[str, ...]:
@@ -215,20 +215,8 @@ def choose_accelerator(tpu: str, gpu: str, versions: dict[str, str], notes: list
         notes.append(
             f"A TPU ({tpu}) is here but torch_xla is not. Next: install torch_xla of the same version as torch"
         )
-    if gpu and torch_cuda_version():
+    if gpu and not versions.get("torch", "+cpu").endswith("+cpu"):
         return "cuda", gpu
     if gpu:
         notes.append(f"A GPU ({gpu}) is here but this torch is built without CUDA. Next: install a CUDA build of torch")
     return "cpu", ""
-
-
-def torch_cuda_version() -> str:
-    """Return the CUDA version that torch was built for, from its version file, without importing it; '' for a CPU
-    build.
-    """
-    try:
-        text = Path(importlib.metadata.distribution("torch").locate_file("torch/version.py")).read_text()
-    except (importlib.metadata.PackageNotFoundError, OSError):
-        return ""
-    found = re.search(r"^cuda\b[^=\n]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
-    return found[1] if found else ""

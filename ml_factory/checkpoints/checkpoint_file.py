@@ -37,7 +37,14 @@ def write_checkpoint(path: Path, info: dict, table: dict, arrays: memoryview) ->
 
 def read_checkpoint(path: Path) -> tuple[dict, dict]:
     """Return (its description, its state). Raises CheckpointError for a file that is not intact, FileError."""
-    info, data = _read_verified(path)
+    with disk_errors(path), open_regular_file(path) as file:
+        data = np.empty(os.fstat(file.fileno()).st_size, np.uint8).data
+        if file.readinto(data) != len(data):
+            raise _torn(path, "a file that became shorter")
+    end = 8 + int.from_bytes(data[:8], "little")
+    info, table = _parse_header(path, bytes(data[8:end]), len(data))
+    if _hash(info, table, [data[end:]]) != info["hash"]:
+        raise _torn(path, "another hash")
     return info, deserialize_state(data)
 
 
@@ -60,18 +67,6 @@ def read_checkpoint_info(path: Path) -> dict:
 def _read_header(path: Path, file: BinaryIO) -> tuple[dict, dict]:
     length = int.from_bytes(file.read(8), "little")
     return _parse_header(path, file.read(min(length, _LARGEST_HEADER)), os.fstat(file.fileno()).st_size)
-
-
-def _read_verified(path: Path) -> tuple[dict, memoryview]:
-    with disk_errors(path), open_regular_file(path) as file:
-        data = np.empty(os.fstat(file.fileno()).st_size, np.uint8).data
-        if file.readinto(data) != len(data):
-            raise _torn(path, "a file that became shorter")
-    end = 8 + int.from_bytes(data[:8], "little")
-    info, table = _parse_header(path, bytes(data[8:end]), len(data))
-    if _hash(info, table, [data[end:]]) != info["hash"]:
-        raise _torn(path, "another hash")
-    return info, data
 
 
 def _parse_header(path: Path, text: bytes, size: int) -> tuple[dict, dict]:

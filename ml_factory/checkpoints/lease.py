@@ -25,7 +25,7 @@ from pathlib import Path
 from ml_factory.errors import CheckpointError, FileError, WorkspaceError
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import parse_json
-from ml_factory.storage.locks import acquire_lock_file, check_lock_file_free, release_lock_file
+from ml_factory.storage.locks import acquire_lock_file, release_lock_file
 from ml_factory.storage.mirror import Mirror
 
 RENEW_SECONDS, WATCH_SECONDS, POLL_SECONDS, STALE_SECONDS = 60.0, 180.0, 5.0, 900.0
@@ -46,20 +46,14 @@ class PhaseLease:
     what : run and phase, for messages.
     session : random id of this process.
     mirror : of the folder of leases, which other machines share; None: the local disk's.
-    now, clock, sleep : seconds since 1970, monotonic seconds, and a wait.
 
     Attributes: `held`; `fence`; `taken_over`, the error where another session has taken the phase over.
     """
 
-    def __init__(
-        self, path: Path, lock_file: Path, what: str, session: str, mirror: Mirror | None = None, *,
-        now: Callable[[], float] = time.time, clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ):  # fmt: skip
+    def __init__(self, path: Path, lock_file: Path, what: str, session: str, mirror: Mirror | None = None):
         self.path, self.lock_file, self.what, self.session, self._mirror = path, lock_file, what, session, mirror
-        self._now, self._clock, self._sleep = now, clock, sleep
         self.fence, self.held, self._beat = 0, False, 0
-        self._lock = ""  # identity of the lock file while it is held; "" on a file system without locks
+        self._lock = ""  # identity of the lock file while it is held
         self.taken_over: LeaseTakenOverError | None = None
         self._guard = threading.RLock()  # the heartbeat never writes after the release
 
@@ -80,9 +74,7 @@ class PhaseLease:
         except FileError as error:  # a disk that refuses the lock file must not stop the work
             _log.warning("Checkpoints of %s: the run continues. %s", self.what, error)
         try:
-            record = self._read()
-            if record and not self._has_ended(record):
-                record = self._watch(record)
+            record = self._wait_for_end()
             fence = max(record.get("fence", 0), saved_fence())
         except BaseException:
             self._unlock()
@@ -108,24 +100,17 @@ class PhaseLease:
 
     def check(self) -> None:
         """Raise LeaseTakenOverError where another session has taken the phase over."""
-        self.compare(self._read(quiet=True))
+        self.compare(self._read())
 
     def compare(self, other: dict) -> None:
         """Raise LeaseTakenOverError where `other`, a lease or the part of one in a checkpoint, is a later session's."""
         if (other.get("fence", 0), other.get("session", "")) > (self.fence, self.session):
-            error = LeaseTakenOverError(
+            self.taken_over = LeaseTakenOverError(
                 "A later session has taken this work over; this session stops writing", where=self.what,
                 got=f"fence {self.fence}", wanted=other["fence"],
                 next_step="stop this session, or open a run of its own with FRESH",
             )  # fmt: skip
-            if self.taken_over is None:
-                _log.warning("%s The work of this session ends at its next step; its saves stay.", error)
-            self.taken_over = error
-            raise error
-
-    def check_unlocked(self) -> None:
-        """Raise CheckpointError when another living process of this machine holds the lock; nothing is acquired."""
-        check_lock_file_free(self.lock_file, self.what)
+            raise self.taken_over
 
     def _unlock(self) -> None:
         if self._lock:
@@ -133,25 +118,26 @@ class PhaseLease:
             release_lock_file(self.lock_file)
 
     def _has_ended(self, record: dict) -> bool:
-        if record["released"] or record["session"] == self.session:
+        if not record or record["released"] or record["session"] == self.session:
             return True
-        if self._lock and (record["lock"] == self._lock or (record is _UNREADABLE and not self._mirror)):
-            return True
-        return record is not _UNREADABLE and self._now() - record["seen"] > STALE_SECONDS
+        if record is _UNREADABLE:  # on this machine's disk the lock decides
+            return bool(self._lock) and not self._mirror
+        return self._lock == record["lock"] != "" or time.time() - record["seen"] > STALE_SECONDS
 
-    def _watch(self, first: dict) -> dict:
+    def _wait_for_end(self) -> dict:
         """Return the newest record when its session has ended. Raises CheckpointError when it is renewed."""
-        _log.warning(
-            "Another session, on %s, worked on %s: waiting up to %.0f s to see whether it still runs",
-            first["host"] or "another machine", self.what, WATCH_SECONDS,
-        )  # fmt: skip
-        until, record = self._clock() + WATCH_SECONDS, first
-        while (remaining := until - self._clock()) > 0:
-            self._sleep(min(POLL_SECONDS, remaining))
-            record = self._read() or first
-            if record is not _UNREADABLE and self._has_ended(record):
-                break
-            if record is not _UNREADABLE and _life(record) != _life(first):
+        first = record = self._read()
+        until = time.monotonic() + WATCH_SECONDS
+        if not self._has_ended(first):
+            _log.warning(
+                "Another session, on %s, worked on %s: waiting up to %.0f s to see whether it still runs",
+                first["host"] or "another machine", self.what, WATCH_SECONDS,
+            )  # fmt: skip
+        while not self._has_ended(record) and (remaining := until - time.monotonic()) > 0:
+            time.sleep(min(POLL_SECONDS, remaining))
+            latest = self._read()
+            record = latest if latest and latest is not _UNREADABLE else first
+            if not self._has_ended(record) and _life(record) != _life(first):
                 raise CheckpointError(
                     f"Another session is working on {self.what}", where=f"on {record['host']}",
                     got="a lease that is being renewed",
@@ -159,17 +145,13 @@ class PhaseLease:
                 )  # fmt: skip
         return record
 
-    def _read(self, quiet: bool = False) -> dict:
-        """Return the record; {} where there is none, _UNREADABLE for a torn one.
-
-        quiet : no line on a remote that does not answer: the push that follows has one.
+    def _read(self) -> dict:
+        """Return the record; {} where there is none, _UNREADABLE for a torn one. Where the remote does not answer, the
+        leases of this machine count: whoever opens the workspace has a line about it.
         """
         if self._mirror is not None:
-            try:
+            with suppress(WorkspaceError):
                 self._mirror.pull()
-            except WorkspaceError as error:
-                if not quiet:
-                    _log.warning("The leases of other machines cannot be read, those of this machine count: %s", error)
         if not files.is_file(self.path):
             return {}
         try:
@@ -182,7 +164,7 @@ class PhaseLease:
     def _write(self, released: bool) -> None:
         self._beat += 1
         record = {
-            **self.to_dict(), "beat": self._beat, "lock": self._lock, "host": socket.gethostname(), "seen": self._now(),
+            **self.to_dict(), "beat": self._beat, "lock": self._lock, "host": socket.gethostname(), "seen": time.time(),
             "released": released,
         }  # fmt: skip
         try:

@@ -27,6 +27,7 @@ from ml_factory.process_identity import process_id
 from ml_factory.redaction import redact_secrets
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
+from ml_factory.storage.locks import acquire_lock_file, is_lock_file_held, release_lock_file
 from ml_factory.storage.serialization import pack_state
 
 NO_RUN = "default"
@@ -34,8 +35,9 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,99}")
 # Status of a save. Saved locally: on this machine's disk alone. Saved: verified in the workspace.
 IN_MEMORY, REFUSED, LOCAL, SAVED = "in memory", "not saved", "saved locally", "saved"
 COPIED = "copied to the mount, upload unconfirmed"
-_WAIT_SECONDS = 1.0  # that the end of a unit waits for the upload
-_END_UPLOAD_SECONDS = 10.0  # that a process that is to stop waits for the upload
+# That the end of a unit waits for the upload, and the end of a run whose last save has waited before.
+_WAIT_SECONDS = 1.0
+_END_SECONDS = 10.0  # that a process that is to stop waits for the upload, and for the last writes
 _PAUSES = (0.2, 0.5, 1.0, 2.0, 4.0)  # seconds between the attempts of a save that must be made
 # Message on the last save when the work ends.
 _REACHED = {
@@ -46,8 +48,6 @@ _REACHED = {
     REFUSED: "the last save was refused, only the one before it stands",
 }
 _UPLOAD_SECONDS = 60.0  # that the end of a run waits for its uploads
-_STOPPED_SECONDS = 1.0  # where the process was asked to stop: its last save has waited before
-_EXIT_SECONDS = 10.0  # for the last writes at interpreter exit
 _save_seconds: dict[Path, float] = {}  # by folder: a unit that begins late in a session knows how long saves take
 _newest: list[dict] = []  # the save whose status is shown
 _open: "weakref.WeakSet[CheckpointManager]" = weakref.WeakSet()
@@ -170,7 +170,7 @@ class PhaseCheckpoints:
         """Wait for the upload as long as the session allows; then re-send the signal, or raise SessionOver."""
         self._writer.wait()
         stopping = stop.requested is not None
-        self.folder.wait(_END_UPLOAD_SECONDS if stopping else reserved_save_seconds(self._save_seconds()))
+        self.folder.wait(_END_SECONDS if stopping else reserved_save_seconds(self._save_seconds()))
         reached, last = _REACHED[saved["status"]], describe_save(saved)
         if stop.requested is not None:
             _log.warning("Stopped: %s (%s)", reached, last)
@@ -214,8 +214,10 @@ class PhaseCheckpoints:
             stop.listen()
 
     def check_unlocked_by_others(self) -> None:
-        """Raise CheckpointError when another living process of this machine owns this phase; nothing is acquired."""
-        self.lease.check_unlocked()
+        """Raise CheckpointError when another living process of this machine owns this phase; nothing is written."""
+        if is_lock_file_held(self.lease.lock_file):  # by this process: released again; else the error names the holder
+            acquire_lock_file(self.lease.lock_file, self.lease.what)
+            release_lock_file(self.lease.lock_file)
 
     @contextmanager
     def acquired(self) -> Iterator["PhaseCheckpoints"]:
@@ -422,7 +424,7 @@ class CheckpointManager:
         last save.
         """
         stopping = kind is not None and (issubclass(kind, SessionOverError) or not issubclass(kind, Exception))
-        self.close(_STOPPED_SECONDS if stopping else _UPLOAD_SECONDS)
+        self.close(_WAIT_SECONDS if stopping else _UPLOAD_SECONDS)
 
 
 def open_checkpoint_managers() -> list[CheckpointManager]:
@@ -432,7 +434,7 @@ def open_checkpoint_managers() -> list[CheckpointManager]:
 
 def _at_exit() -> None:
     for manager in open_checkpoint_managers():
-        manager.writer.wait(_EXIT_SECONDS)
+        manager.writer.wait(_END_SECONDS)
 
 
 atexit.register(_at_exit)

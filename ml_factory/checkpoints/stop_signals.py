@@ -35,9 +35,7 @@ class StopSignalFlag:
                     signal.signal(number, self._on_signal)
 
     def remove_listener(self) -> None:
-        """Unregister; the last listener restores the handlers (from another thread: the next signal does, and then
-        acts). A signal that no step has honoured acts now.
-        """
+        """Unregister; the last listener restores the handlers. A signal that no step has honoured acts now."""
         self._listeners = max(0, self._listeners - 1)
         if not self._listeners:
             self.resend_if_requested()
@@ -53,10 +51,6 @@ class StopSignalFlag:
             os.kill(os.getpid(), number)
 
     def _on_signal(self, number: int, frame: object) -> None:
-        if not self._listeners:
-            self._restore_handlers()
-            os.kill(os.getpid(), number)
-            return
         self.requested = number
         signal.signal(number, self._before.pop(number))
         _log.warning(

@@ -116,17 +116,18 @@ def resnet50(
         warmup=warmup, patience=0, seed=check_seed(seed), device=device, precision=_precision(precision),
         threads=threads, log_steps=log_steps,
     )  # fmt: skip
-    settings = resnet50_file.ResNetSettings(
-        training=training, train=_shards(wds_traindir, "TRAIN_SHARDS", fake_data),
-        test=_shards(wds_testdir, "VAL_SHARDS", fake_data), fake=fake_data, train_size=trainsize, test_size=testsize,
-        image_size=image_size, workers=num_workers, classes=classes, width=width, stem=stem,
-        sync_bn=sync_bn, label_smoothing=label_smoothing, save_model=save_model,
-        model_bucket=model_bucket if save_model else "", logdir=logdir or _dated_logs(),
-        initial=_initial(load_chkpt_file, load_chkpt_dir, model_bucket),
-    )  # fmt: skip
-    emit = stderr_console.out if place.as_json else print
     with cli_progress_bars("training resnet50"):
-        facts = resnet50_file.train_resnet50(Workspace(place.workspace), settings, fresh=fresh, emit=emit)
+        facts = resnet50_file.train_resnet50(
+            Workspace(place.workspace), training, train=_shards(wds_traindir, "TRAIN_SHARDS", fake_data),
+            test=_shards(wds_testdir, "VAL_SHARDS", fake_data), fake=fake_data, train_size=trainsize,
+            test_size=testsize, image_size=image_size, workers=num_workers, classes=classes, width=width, stem=stem,
+            sync_bn=sync_bn, label_smoothing=label_smoothing, save_model=save_model,
+            model_bucket=model_bucket if save_model else "", logdir=logdir or _dated_logs(),
+            initial=_initial(load_chkpt_file, load_chkpt_dir, model_bucket), fresh=fresh,
+            emit=stderr_console.out if place.as_json else print,
+        )  # fmt: skip
+    if process_rank():
+        return
     if place.as_json:
         print_json(facts)
     else:
@@ -224,10 +225,9 @@ def sdce(
         cache_dir: Folder of the caches; empty: the user's cache folder.
         config: YAML with sections model, surrogate, data, training; flags win.
     """
-    flags = {name: value for name, value in locals().items() if name not in ("config", "fresh", "as_json")}
-    settings = sdce_run.sdce_settings(config, flags)
+    given = {name: value for name, value in locals().items() if name != "as_json"}
     with cli_progress_bars("training sdce"):
-        result = sdce_run.run_sdce(settings, fresh=fresh, on_status=print_status)
+        result = sdce_run.run_sdce(**given, on_status=print_status)
     if result and not process_rank():
         print_json(result) if as_json else print(sdce_run.summary(result))
 
@@ -276,12 +276,13 @@ def t5(
         warmup=warmup, patience=patience, seed=check_seed(seed), device=device, precision=_precision(precision),
         recompute=gradient_checkpointing, threads=threads, save_seconds=save_seconds,
     )  # fmt: skip
-    settings = t5_file.T5Settings(
-        training, data, train, validation, test, validation_share, test_share, 2000 if fake_data else 0, model,
-        from_scratch, vocabulary, max_length,
-    )  # fmt: skip
     with cli_progress_bars("training t5"):
-        facts = t5_file.run_t5(Workspace(place.workspace), settings, fresh=fresh, on_status=print_status)
+        facts = t5_file.run_t5(
+            Workspace(place.workspace), training, data=data, train=train, validation=validation, test=test,
+            validation_share=validation_share, test_share=test_share, made_up=2000 if fake_data else 0, model=model,
+            from_scratch=from_scratch, vocabulary=vocabulary, max_length=max_length, fresh=fresh,
+            on_status=print_status,
+        )  # fmt: skip
     if facts and not process_rank():
         print_json(facts) if place.as_json else print(t5_file.summary(facts))
 
@@ -305,9 +306,10 @@ def compress(
         threads: CPU threads of the trainings; 0: every core.
     """
     check_packages_installed("torch", "torchao", "matplotlib")
-    settings = compress_file.CompressionSettings(
-        model, methods, recovery_epochs, recovery_rate, rounds, device, threads
-    )
     with cli_progress_bars("compressing"):
-        facts = compress_file.run_compress(Workspace(place.workspace), settings, fresh=fresh, on_status=print_status)
+        facts = compress_file.run_compress(
+            Workspace(place.workspace), model, methods=methods, recovery_epochs=recovery_epochs,
+            recovery_rate=recovery_rate, rounds=rounds, device=device, threads=threads, fresh=fresh,
+            on_status=print_status,
+        )  # fmt: skip
     print_json(facts) if place.as_json else print(compress_file.summary(facts))

@@ -105,7 +105,9 @@ def _read_parquet(path: Path, local: Path) -> pd.DataFrame:
         facts = parquet.read_metadata(local)
         # By the number of values: repeated values take no space in a file, and all of theirs in memory.
         _check_expansion(path, local.stat().st_size, 8.0 * facts.num_rows * facts.num_columns, _MOST_OF_COLUMNS)
-        return pd.read_parquet(local)
+        table = pd.read_parquet(local)
+        pyarrow.default_memory_pool().release_unused()  # it would keep as much as the table takes
+        return table
     except BarsError:
         raise
     except (pyarrow.ArrowException, OSError, ValueError, LookupError, TypeError, AttributeError) as error:

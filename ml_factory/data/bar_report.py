@@ -75,11 +75,6 @@ class BarReport:
             "facts": dict(self.facts), "findings": [found.to_dict(limit) for found in self.findings],
         }  # fmt: skip
 
-    def summary(self) -> str:
-        """Return a few lines of text."""
-        head = f"{self.rows:,} bars of {self.minutes} min" + (f", {self.first} to {self.last}" if self.rows else "")
-        return "\n".join([head, *(f"  {f.severity:8} {f.kind}: {f.message}" for f in self.findings)])
-
 
 def raise_on_bar_findings(findings: Sequence[BarFinding], where: object) -> None:
     """Raise one BarsError with every finding, the first with its next step; return if there is none.
@@ -102,9 +97,10 @@ def pluralize_count(number: int, noun: str, plural: str = "") -> str:
 def _format_row_ranges(rows: np.ndarray, limit: int = 4) -> str:
     """Format rows in increasing order as ranges: '0-9, 17, 20-22, ...'."""
     rows = np.sort(rows)
-    runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1) if len(rows) else []
-    shown = [f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:limit]]
-    return ", ".join(shown + ["..."] * (len(runs) > limit))
+    first = np.flatnonzero(np.diff(rows, prepend=-2) != 1)[: limit + 1]  # a file may have a million runs
+    ends = np.append(first[1:], len(rows))
+    shown = [str(rows[i]) if j == i + 1 else f"{rows[i]}-{rows[j - 1]}" for i, j in zip(first, ends, strict=False)]
+    return ", ".join(shown[:limit] + ["..."] * (len(shown) > limit))
 
 
 def format_rows_with_times(rows: np.ndarray, stamps: Sequence | None = None, limit: int = 3) -> str:

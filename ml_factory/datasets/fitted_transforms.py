@@ -27,10 +27,6 @@ class TransformFitSample:
     names: tuple[str, ...]
     rows: np.ndarray
 
-    def subsample(self, most: int = MOST_ROWS) -> np.ndarray:
-        """Return at most `most` of the training rows, evenly spread: positions into `rows`."""
-        return np.linspace(0, len(self.rows) - 1, min(most, len(self.rows))).astype(np.int64)
-
 
 @dataclass(frozen=True)
 class PcaTransform:
@@ -50,7 +46,8 @@ class PcaTransform:
     def fit(cls, sample: TransformFitSample, share: float = 0.95, most: int = 1000) -> "PcaTransform":
         """Fit as many components as hold `share` of the variance of the standardised columns, at most `most`."""
         _check_share(share, "pca share")
-        x = sample.x_NF[sample.rows[sample.subsample()]].astype(np.float64)
+        spread = np.linspace(0, len(sample.rows) - 1, min(MOST_ROWS, len(sample.rows))).astype(np.int64)
+        x = sample.x_NF[sample.rows[spread]].astype(np.float64)
         x[~np.isfinite(x)] = np.nan
         present = ~np.isnan(x).all(axis=0)
         center, scale = np.zeros(x.shape[1]), np.ones(x.shape[1])

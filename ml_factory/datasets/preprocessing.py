@@ -1,29 +1,27 @@
 """Preprocessing steps between stored features and a model's input, fitted for one fold and saved as JSON.
 
-steps = ("variance", {"step": "clusters", "most": 0.95}, "robust")
+steps = ({"step": "pca", "share": 0.95}, "robust")
 fitted = fit_preprocessing_steps(steps, TransformFitSample(x_NF, names, train_rows))
 x = fitted.transform(x_NF)
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
-from ml_factory.datasets.feature_selection import SELECTIONS, FeatureSelection
 from ml_factory.datasets.fitted_transforms import PcaTransform, TransformFitSample
 from ml_factory.datasets.scaling import SCALERS, LinearScaler
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 
-TRANSFORMS = {PcaTransform.kind: PcaTransform}
-STEPS = (*SCALERS, *TRANSFORMS, *SELECTIONS)
+STEPS = {**SCALERS, PcaTransform.kind: PcaTransform}
 
 
 class FittedStep(Protocol):
-    """A fitted scaler, transformer or selection, or several in order."""
+    """A fitted scaler or transform, or several in order."""
 
     kind: str
 
@@ -63,7 +61,7 @@ def check_preprocessing_steps(steps: Sequence[str | Mapping]) -> tuple[str | dic
             hint = did_you_mean(str(name), STEPS)
             raise SettingsError("There is no such step", where="preprocess", got=repr(name), next_step=hint)
         known = [
-            word for word in inspect.signature(_fit_function(name)).parameters if word not in ("x_NF", "rows", "sample")
+            word for word in inspect.signature(STEPS[name].fit).parameters if word not in ("x_NF", "rows", "sample")
         ]
         for word in settings:
             if word not in known:
@@ -84,7 +82,7 @@ def fit_preprocessing_steps(steps: Sequence[str | Mapping], sample: TransformFit
         if name in SCALERS:
             fitted.append(SCALERS[name].fit(sample.x_NF, sample.rows, **settings))
         else:
-            fitted.append(_fit_function(name)(sample, **settings))
+            fitted.append(STEPS[name].fit(sample, **settings))
         if place + 1 < len(steps):
             x_NF = fitted[-1].transform(sample.x_NF)
             sample = replace(sample, x_NF=x_NF, names=step_feature_names_out(fitted[-1], sample.names))
@@ -97,7 +95,7 @@ def step_feature_names_out(step: FittedStep, names: Sequence[str]) -> tuple[str,
 
 
 def column_changing_steps(steps: Sequence[str | Mapping]) -> list[str]:
-    """Return the names of steps that drop, mix or add columns: all but scalers."""
+    """Return the names of steps that mix columns: all but scalers."""
     return [name for name, _ in map(_name_and_settings, steps) if name not in SCALERS]
 
 
@@ -112,10 +110,8 @@ def preprocessing_from_dict(stored: dict) -> FittedStep:
     with suppress(KeyError, TypeError, ValueError):
         if kind == Preprocessor.kind:
             return Preprocessor(tuple(preprocessing_from_dict(step) for step in stored["steps"]))
-        if kind in SELECTIONS:
-            return FeatureSelection.from_dict(stored)
         if kind in STEPS:
-            return (SCALERS | TRANSFORMS)[kind].from_dict(stored)
+            return STEPS[kind].from_dict(stored)
     raise FactoryError(
         "A stored scaler cannot be read", where="scaler",
         got=sorted(map(str, stored)) if isinstance(stored, dict) else type(stored).__name__,
@@ -127,7 +123,3 @@ def _name_and_settings(step: str | Mapping) -> tuple[object, dict]:
     if not isinstance(step, Mapping):
         return step, {}
     return step.get("step"), {name: value for name, value in step.items() if name != "step"}
-
-
-def _fit_function(name: str) -> Callable:
-    return SELECTIONS[name] if name in SELECTIONS else (SCALERS | TRANSFORMS)[name].fit

@@ -163,6 +163,11 @@ class DatasetStore:
         columns = {name: facts[name].copy() for name in ("session", "segment", "close")}
         return pd.DataFrame(columns, index=_utc_index(facts["known_at"]))
 
+    def load_label_ends(self, horizon: int) -> pd.DataFrame:
+        """Return the labels' column label_end alone, index known_at (UTC)."""
+        path = self._valid_path(self._horizon_file("labels", horizon, "parquet"))
+        return pd.read_parquet(path, columns=["label_end"])
+
     def load_labels(self, horizon: int) -> pd.DataFrame:
         """Return the labels, index known_at (UTC). Raises NotPreparedError naming the prepared horizons."""
         labels = pd.read_parquet(self._valid_path(self._horizon_file("labels", horizon, "parquet")))

@@ -5,6 +5,7 @@ N rows in time order, 3 classes in the order short, neutral, long (-1, 0, +1). E
 """
 
 import numpy as np
+import pandas as pd
 
 from ml_factory.data.sessions import MINUTE_NS, assign_sessions
 from ml_factory.models.session_clock import SessionTime, class_shares
@@ -64,11 +65,5 @@ def baseline_trailing_volatility(close: np.ndarray, segment: np.ndarray, span: i
     """
     moves = np.diff(np.log(close), prepend=np.nan)
     moves[np.diff(segment, prepend=segment[0]) != 0] = np.nan
-    known = np.isfinite(moves)
-    squares = np.concatenate([[0.0], np.cumsum(np.where(known, moves, 0.0) ** 2)])
-    counts = np.concatenate([[0], np.cumsum(known)])
-    last = np.arange(1, len(close) + 1)
-    first = np.maximum(last - span, 0)
-    count = counts[last] - counts[first]
-    square = (squares[last] - squares[first]) / np.maximum(count, 1)
-    return np.where(count >= span / 2, 0.5 * np.log(np.maximum(square, 1e-24)), np.nan)
+    square = pd.Series(moves**2).rolling(span, min_periods=-(-span // 2)).mean().to_numpy()
+    return 0.5 * np.log(np.maximum(square, 1e-24))

@@ -7,9 +7,10 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.evaluation.intervals import ConfidenceInterval, gain_interval
-from ml_factory.evaluation.metrics import CLASS_NAMES, CLASSES, check_metric_rows
+from ml_factory.evaluation.metrics import CLASS_NAMES, check_metric_rows
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import softmax
+from ml_factory.models.rows import CLASSES
 
 optimize, special = LazyModule("scipy.optimize"), LazyModule("scipy.special")  # only a fit reads them
 SMALLEST = 1e-12  # floor of probabilities, so that their logarithm is finite

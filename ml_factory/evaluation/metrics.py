@@ -11,7 +11,7 @@ import pandas as pd
 
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 from ml_factory.evaluation.intervals import ConfidenceInterval, gain_interval_by_class
-from ml_factory.models.rows import CLASSES
+from ml_factory.models.rows import labels_to_class_index
 
 PRIOR = "prior"
 CLASS_NAMES = ("short", "neutral", "long")
@@ -36,8 +36,7 @@ def check_metric_rows(y, p_N3, w=None) -> tuple[np.ndarray, np.ndarray, np.ndarr
             got=f"shapes {y.shape}, {p_N3.shape}, {w.shape}",
             wanted="(N,), (N, 3), (N,)",
         )
-    if (strange := ~np.isin(y, CLASSES)).any():
-        raise FactoryError("A label is none of the three classes", got=y[strange][0], wanted="-1, 0 or 1")
+    code = labels_to_class_index(y)
     bad = (p_N3 < 0).any(axis=1) | ~(np.abs(p_N3.sum(axis=1) - 1) <= 1e-4)  # also where one is NaN or infinite
     if bad.any():
         row = int(np.argmax(bad))
@@ -52,7 +51,7 @@ def check_metric_rows(y, p_N3, w=None) -> tuple[np.ndarray, np.ndarray, np.ndarr
         raise FactoryError(
             "No rows to evaluate", got=f"{len(w)} rows, weights summing to {w.sum():g}", wanted="weights ≥ 0, some > 0"
         )
-    return y.astype(np.int64) + 1, p_N3, w
+    return code, p_N3, w
 
 
 def negative_log_probabilities(p_N3) -> np.ndarray:
@@ -150,48 +149,3 @@ def compute_forecast_metrics(
             "rows": int((weights > 0).sum()), "effective_rows": effective_rows,
         }  # fmt: skip
     return pd.DataFrame.from_dict(table, orient="index").rename_axis("name")
-
-
-NAME = 18  # characters of a forecast's name; longer ones are cut
-HEADS = {  # column -> its heading
-    "log_loss": "log loss",
-    "gain_best": "gain",
-    "gain_best_low": "low",
-    "gain_best_high": "high",
-    "direction_gain": "direction",
-    "direction_low": "low",
-}
-
-
-class MetricsTable(pd.DataFrame):
-    """A metrics table with a readable `print`; every column stays, and slices are plain DataFrames."""
-
-    @property
-    def _constructor(self):
-        return pd.DataFrame
-
-    def __repr__(self) -> str:
-        return format_metrics_table(self) if {"name", "log_loss", "rows"} <= set(self.columns) else super().__repr__()
-
-
-def format_metrics_table(table: pd.DataFrame) -> str:
-    """Format the table in at most 80 columns: a block for each split, gains over the best baseline."""
-    shown = [name for name in HEADS if name in table.columns]
-    lines = []
-    for split, rows in table.groupby("split", sort=False) if "split" in table.columns else [("test", table)]:
-        used = ", used for choosing" if split == "validation" else ""
-        effective = f", {rows['effective_rows'].iloc[0]:,.0f} effective" if "effective_rows" in rows.columns else ""
-        lines.append(f"{split} rows{used}: {int(rows['rows'].iloc[0]):,}{effective}")
-        lines.append(f"  {'':{NAME}} " + " ".join(f"{HEADS[name]:>9}" for name in shown))
-        for row in rows.to_dict("records"):
-            name = row["name"] if len(row["name"]) <= NAME else f"{row['name'][: NAME - 1]}…"
-            lines.append(f"  {name:{NAME}} " + " ".join(_cell(column, row[column]) for column in shown))
-    if "gain_best" in shown:
-        lines.append(f"gain: over the best baseline, {table['best_baseline'].iloc[0]}; nats per row, low and high 95 %")
-    if "direction_gain" in shown:
-        lines.append("direction: gain on the side alone, over the class prior")
-    return "\n".join([*lines, f"{len(table.columns)} columns in all: .columns"])
-
-
-def _cell(column: str, value: float) -> str:
-    return f"{'-' if pd.isna(value) else format(value, '.4f' if column == 'log_loss' else '+.4f'):>9}"

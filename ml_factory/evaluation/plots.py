@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from ml_factory.evaluation.baselines import BASELINES
-from ml_factory.evaluation.metrics import CLASS_NAMES, CLASSES, PROBABILITIES
+from ml_factory.evaluation.metrics import CLASS_NAMES, PROBABILITIES
 from ml_factory.evaluation.plot_style import (
     BEHIND,
     DASHED,
@@ -29,6 +29,7 @@ from ml_factory.evaluation.plot_style import (
     set_time_axis,
     to_matplotlib_dates,
 )
+from ml_factory.models.rows import CLASSES
 
 REFERENCES = (*BASELINES, "equal_pool")  # reference forecasts; the last one for stacks
 SPREAD = "middle 80 % of rows"

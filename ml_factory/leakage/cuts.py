@@ -78,7 +78,7 @@ def choose_cut_points(
         kinds["row of extreme"] = _first_rows_after(kinds["extreme"], start, rows, bar_ns)
     kinds |= _label_kinds(start, labels or {}, random, bar_ns)
     chosen: dict[int, str] = {}
-    usable = {why: [int(i) for i in places if earliest <= i <= latest] for why, places in kinds.items()}
+    usable = {why: places[(places >= earliest) & (places <= latest)].tolist() for why, places in kinds.items()}
     for rotation in zip_longest(*usable.values()):
         for why, place in zip(usable, rotation, strict=True):
             if place is not None and len(chosen) < count:
@@ -145,7 +145,8 @@ def _extremes(bars: pd.DataFrame) -> np.ndarray:
     """Return positions before the largest moves, the extreme prices and the largest volumes."""
     close = bars["close"].to_numpy(np.float64)
     moves = np.abs(np.diff(np.log(close), prepend=np.log(close[:1])))
-    places = [*np.argsort(-moves, kind="stable")[:20].tolist()]
+    largest = np.flatnonzero(moves >= np.partition(moves, -min(20, len(moves)))[-min(20, len(moves))])
+    places = largest[np.argsort(-moves[largest], kind="stable")[:20]].tolist()
     places[1:1] = [int(bars["high"].to_numpy().argmax()), int(bars["low"].to_numpy().argmin())]
     if "volume" in bars:
         places[1:1] = [int(bars["volume"].to_numpy().argmax())]

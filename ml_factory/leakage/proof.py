@@ -44,7 +44,7 @@ class ProofSpec:
     ways : perturbations of the future in addition to its truncation
     whole_ways : of those the ones on the whole file
     features : at each cut, features are tested too; False: at one for each of `whole_cuts`, and by the feed, which
-        takes a third of the time
+        takes a third of the time; and a window meets one future, in turns, instead of all
     ahead : bars of future in a window
     feed_pushes : pushes of the feed that features are compared with
     feed_all : the pushes cover the file; False: they are short and end at cuts of every kind
@@ -83,7 +83,7 @@ QUICK = ProofSpec(
     whole_ways=(),
     features=False,
     ahead=1_500,
-    feed_pushes=96,
+    feed_pushes=48,
     feed_all=False,
     fit_rows=6_000,
     fit_splits=1,
@@ -157,12 +157,12 @@ class _ProofRun:
             features, whole = self.spec.features or spread, (0, len(self.bars), self.whole)
             back = SPARE_BARS + (warm if features else 0)
             low, high, clean = whole if small else self.window(cut, back, features)
-            ways = self.spec.ways
-            if not features and not small:  # alternating
+            ways = (TRUNCATE, *self.spec.ways)
+            if not self.spec.features and not small:  # alternating
                 ways = (ways[number % len(ways)],)
             self.compare(cut, low, high, clean, ways, features)
             if not small and low and spread:
-                self.compare(cut, *whole, self.spec.whole_ways, self.spec.features)
+                self.compare(cut, *whole, (TRUNCATE, *self.spec.whole_ways), self.spec.features)
             if spread and cut.first >= head:
                 self.check_facts(cut)
             done(len(self.bars) * (number + 1) // len(self.cuts) - len(self.bars) * number // len(self.cuts))
@@ -199,7 +199,7 @@ class _ProofRun:
     def compare(self, cut: CutPoint, low: int, high: int, clean: Tables, ways: tuple[str, ...], features: bool) -> None:
         """Perturb the bars after the cut in each way, build, and record every difference up to the cut."""
         scope = "whole file" if high - low == len(self.bars) else "window"
-        for way in (TRUNCATE, *ways):
+        for way in ways:
             if self.findings.full:
                 return
             other = self.findings.guarded(

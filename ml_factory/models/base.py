@@ -316,8 +316,13 @@ def check_settings(spec, **wanted: str | tuple[str, ...]) -> None:
     wanted : setting -> an interval, such as "[0, 1)", or the words it may be.
     """
     check_field_types(spec)
+    check_values({name: getattr(spec, name) for name in wanted}, **wanted)
+
+
+def check_values(values: Mapping, **wanted: str | tuple[str, ...]) -> None:
+    """Raise SettingsError for a value that is not what is wanted of it, as of `check_settings`."""
     for name, allowed in wanted.items():
-        value = getattr(spec, name)
+        value = values[name]
         if value is None:  # its type allows it
             continue
         if isinstance(allowed, tuple):  # all are listed: the nearest spelling of the device "gpu" would be "cpu"

@@ -6,7 +6,6 @@ batch, T time steps, F features, H hidden units, L layers, G = 4 H (LSTM) or 3 H
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules import rnn as kernels  # torch_xla puts a GRU of its own in the place of `nn.GRU`, on every device
@@ -18,8 +17,8 @@ class _ScannedOnXla(nn.RNNBase):
     def __init__(self, features: int, hidden: int, layers: int = 1, dropout: float = 0.0):
         super().__init__(features, hidden, layers, batch_first=True, dropout=dropout if layers > 1 else 0.0)
 
-    def forward(self, x_BTF: Tensor, state=None):
-        return scan_recurrent_layer(self, x_BTF, state) if x_BTF.device.type == "xla" else super().forward(x_BTF, state)
+    def forward(self, x_BTF: Tensor):
+        return (scan_recurrent_layer(self, x_BTF), None) if x_BTF.device.type == "xla" else super().forward(x_BTF)
 
 
 class LSTMLayer(_ScannedOnXla, kernels.LSTM):
@@ -53,42 +52,33 @@ def gru_recurrent_step(carry: tuple, gates_BG: Tensor) -> tuple[tuple, Tensor]:
     return (h_BH, weight_GH, bias_G), h_BH
 
 
-def scan_recurrent_layer(rnn: nn.RNNBase, x_BTF: Tensor, state=None) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor]]:
-    """Run an LSTM or GRU as a scan with its own weights; equals `rnn(x_BTF, state)` (batch first, one direction).
+def scan_recurrent_layer(rnn: nn.RNNBase, x_BTF: Tensor) -> Tensor:
+    """Run an LSTM or GRU as a scan with its own weights; equals `rnn(x_BTF)[0]` (batch first, one direction).
 
     The products of all inputs are computed first, as one; the scan holds the recurrent part. Weights are part of the
     carry, since a scan gives no gradient to what its step closes over.
     """
-    lstm = isinstance(rnn, kernels.LSTM)
-    if state is None:
-        zeros_LBH = x_BTF.new_zeros(rnn.num_layers, x_BTF.shape[0], rnn.hidden_size)
-        state = (zeros_LBH, zeros_LBH) if lstm else zeros_LBH
-    states, x_TBF = [], x_BTF.transpose(0, 1)
+    start_BH, x_TBF = x_BTF.new_zeros(x_BTF.shape[0], rnn.hidden_size), x_BTF.transpose(0, 1)
     for layer in range(rnn.num_layers):
         weight_GF, weight_GH, bias_G, inner_G = (getattr(rnn, f"{name}_l{layer}") for name in NAMES)
         if layer and rnn.dropout:
             x_TBF = functional.dropout(x_TBF, rnn.dropout, rnn.training)
-        if lstm:
+        if isinstance(rnn, kernels.LSTM):
             gates_TBG = functional.linear(x_TBF, weight_GF, bias_G + inner_G)
-            (h_BH, c_BH, _), x_TBF = scan_steps(
-                lstm_recurrent_step, (state[0][layer], state[1][layer], weight_GH), gates_TBG
-            )
-            states.append((h_BH, c_BH))
+            x_TBF = scan_steps(lstm_recurrent_step, (start_BH, start_BH, weight_GH), gates_TBG)
         else:
             gates_TBG = functional.linear(x_TBF, weight_GF, bias_G)
-            (h_BH, _, _), x_TBF = scan_steps(gru_recurrent_step, (state[layer], weight_GH, inner_G), gates_TBG)
-            states.append(h_BH)
-    last = tuple(map(torch.stack, zip(*states, strict=True))) if lstm else torch.stack(states)
-    return x_TBF.transpose(0, 1), last
+            x_TBF = scan_steps(gru_recurrent_step, (start_BH, weight_GH, inner_G), gates_TBG)
+    return x_TBF.transpose(0, 1)
 
 
 NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
-def scan_steps(step: Callable, carry: tuple, inputs_T: Tensor) -> tuple[tuple, Tensor]:
-    """Return the last carry and the outputs y of carry, y = step(carry, input) along the first axis: one loop in XLA's
-    program, its body compiled once. The steps are pure functions, so their trace is cached.
+def scan_steps(step: Callable, carry: tuple, inputs_T: Tensor) -> Tensor:
+    """Return the outputs y of carry, y = step(carry, input) along the first axis: one loop in XLA's program, its body
+    compiled once. The steps are pure functions, so their trace is cached.
     """
     from torch_xla.experimental.scan import scan  # noqa: PLC0415 - only an XLA device has it
 
-    return scan(step, carry, inputs_T, is_fn_pure=True)
+    return scan(step, carry, inputs_T, is_fn_pure=True)[1]

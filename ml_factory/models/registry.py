@@ -165,19 +165,20 @@ def model_state_from_checkpoint(saved: Mapping, trained_on: Mapping) -> dict:
     return state | ({"trained_on": dict(trained_on)} if trained_on else {})
 
 
-def register_model(name: str, network: type | None = None, *, family: str = "advanced", check: bool = True) -> Any:
+def register_model(name: str, network: type | None = None, *, family: str = "advanced") -> Any:
     """Register a network by name for everything that takes a MODEL, once it has trained an epoch on a few made-up rows.
 
     network : an `nn.Module` class, built as network(features, lookback, classes, spec), with a dataclass `Spec` whose
         fields all have defaults; x_BTF -> logits_BC. Without it this is a decorator.
     family : sequence or advanced; determines the notebook.
-    check : False registers it untried. A name can be registered again; names of the library cannot.
+
+    A name can be registered again; names of the library cannot.
 
         @register_model("mine")
         class Mine(nn.Module): ...
     """
     if network is None:
-        return lambda given: register_model(name, given, family=family, check=check) and given
+        return lambda given: register_model(name, given, family=family) and given
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,31}", name) or name in _SHIPPED:
         taken = "the name of a model that ships" if name in _SHIPPED else repr(name)
         wanted = "a name of its own: lower-case letters, digits, underscores"
@@ -192,8 +193,7 @@ def register_model(name: str, network: type | None = None, *, family: str = "adv
     before = _SPECS.get(name)
     _SPECS[name] = ModelSpec(name, family, _NEURAL, network, user_code_hash(network, settings))
     try:
-        if check:
-            _train_briefly(name)
+        _train_briefly(name)
     except BaseException:
         # A failing model is not registered; an earlier one of that name stays.
         _SPECS.pop(name) if before is None else _SPECS.update({name: before})

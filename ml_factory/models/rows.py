@@ -38,7 +38,7 @@ def check_training_rows(n_x: int, y, weight, *, where: str) -> tuple[np.ndarray,
     """Return (labels 0..2 int64, weights float64) for n_x rows. Raises FactoryError for rows that cannot be learned
     from.
     """
-    target = _labels_to_class_index(y, where=f"{where} y")
+    target = labels_to_class_index(y, where=f"{where} y")
     weight = np.ones(len(target)) if weight is None else np.asarray(weight, dtype=np.float64)
     if not n_x == len(target) == len(weight):
         raise FactoryError("Rows do not match", where=where, got=f"{n_x} x, {len(target)} y, {len(weight)} weights")
@@ -55,7 +55,7 @@ def check_training_rows(n_x: int, y, weight, *, where: str) -> tuple[np.ndarray,
     return target, weight
 
 
-def _labels_to_class_index(y, *, where: str = "y") -> np.ndarray:
+def labels_to_class_index(y, *, where: str = "y") -> np.ndarray:
     """Convert labels -1, 0, 1 to int64 0, 1, 2."""
     y = np.asarray(y)
     if y.ndim != 1:

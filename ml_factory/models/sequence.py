@@ -51,17 +51,11 @@ class LSTM(_Recurrent):
 
     def __init__(self, features: int, lookback: int, classes: int, spec: RecurrentSpec):
         super().__init__(features, lookback, classes, spec)
-        self._open_forget_gates()
-
-    def _open_forget_gates(self) -> None:
-        """Set the forget gates' biases to 1 (Jozefowicz et al. 2015), so that memory is kept at the start of
-        training.
-        """
-        # torch's order of gates is input, forget, cell, output.
+        # Forget gates open at the start, so that memory is kept (Jozefowicz et al. 2015); torch's order of gates is
+        # input, forget, cell, output.
         for name, parameter in self.rnn.named_parameters():
             if name.startswith("bias_ih"):
-                hidden = self.rnn.hidden_size
-                nn.init.ones_(parameter.data[hidden : 2 * hidden])
+                nn.init.ones_(parameter.data[spec.hidden : 2 * spec.hidden])
 
 
 class GRU(_Recurrent):

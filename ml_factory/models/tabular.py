@@ -270,15 +270,16 @@ class BlockListTrainer(BlockTrainer):
     def __init__(self, booster: BlockListBooster, spec: Any, bins: list, inputs: list, scores: list):
         self.booster, self.spec, self.bins, self.inputs, self.scores = booster, spec, bins, inputs, scores
         self.blocks: list[bytes] = []
+        self.not_added: list[Any] = []  # blocks of which the scores lack: only a next block needs them
 
     def grow(self, first, until, seed):
+        for block in self.not_added:
+            pairs = zip(self.scores, self.inputs, strict=True)
+            self.scores = [self.booster._add(score, block, x) for score, x in pairs]
         block, *losses = self.booster._train_block(self.spec, self.bins, self.scores, until - first, seed)
-        self._append(block, self.booster._to_bytes(block))
+        self.not_added = [block]
+        self.blocks.append(self.booster._to_bytes(block))
         return losses
-
-    def _append(self, block: Any, data: bytes) -> None:
-        self.blocks.append(data)
-        self.scores = [self.booster._add(score, block, x) for score, x in zip(self.scores, self.inputs, strict=True)]
 
     def fitted(self, rounds):
         whole, more = divmod(rounds, self.spec.block)
@@ -288,8 +289,7 @@ class BlockListTrainer(BlockTrainer):
         return [*self.blocks[:whole], self.booster._to_bytes(last, more)]
 
     def restore(self, fitted):
-        for data in fitted:
-            self._append(self.booster._from_bytes(data), data)
+        self.blocks, self.not_added = list(fitted), [self.booster._from_bytes(data) for data in fitted]
 
 
 def early_stopping_round(val: list[float], patience: int, start: float = np.inf) -> int | None:

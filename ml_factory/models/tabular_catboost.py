@@ -34,16 +34,16 @@ class CatBoost(BlockListBooster):
 
     def _trainer(self, spec, train, valid):
         parts = [_with_all_classes(train), *([] if valid is None else [valid])]
-        pools = [catboost.Pool(part.x, part.target, weight=part.weight) for part in parts]
-        inputs = [catboost.Pool(part.x) for part in parts]  # once: from an array each prediction builds its own
+        columns = [np.asfortranarray(part.x) for part in parts]  # which pools read in place; others they copy
+        pools = [catboost.Pool(x, part.target, weight=part.weight) for x, part in zip(columns, parts, strict=True)]
+        inputs = [catboost.Pool(x) for x in columns]  # once: from an array each prediction builds its own
         with tempfile.TemporaryDirectory() as folder:
             borders = str(Path(folder, "borders"))
             pools[0].quantize()
             pools[0].save_quantization_borders(borders)
             for pool in pools[1:]:
                 pool.quantize(input_borders=borders)
-        scores = [np.zeros((len(part.x), len(CLASSES))) if part.offset is None else part.offset for part in parts]
-        return BlockListTrainer(self, spec, pools, inputs, scores)
+        return BlockListTrainer(self, spec, pools, inputs, [part.offset for part in parts])
 
     def _params(self, spec: TabularBoosterSpec) -> dict:
         drawn = {"bootstrap_type": "Bernoulli", "subsample": spec.row_sample}
@@ -63,7 +63,8 @@ class CatBoost(BlockListBooster):
 
     def _train_block(self, spec, bins, scores, rounds, seed):
         for pool, score in zip(bins, scores, strict=True):
-            pool.set_baseline(score)
+            if score is not None:
+                pool.set_baseline(score)
         block = catboost.CatBoost({**self._params(spec), "iterations": rounds, "random_seed": seed})
         block.fit(bins[0], eval_set=bins[1:] or None)
         losses = block.get_evals_result()

@@ -51,17 +51,12 @@ class LightGBM(BlockListBooster):
             dataset.set_field("init_score", None if score is None else score.ravel(order="F"))
         # Not `seed`: it would set the seed of the bins too, and LightGBM would bin the rows again.
         seeds = {"bagging_seed": seed, "feature_fraction_seed": derive_seed(seed, "columns")}
-        block = lgb.Booster({**self._params(spec), **seeds}, bins[0])
-        for dataset in bins[1:]:
-            block.add_valid(dataset, "valid")
-        losses: tuple[list, list] = ([], [])
-        ended = False
-        for _ in range(rounds):
-            # Where no split is worth it LightGBM adds no tree: the block ends there, and the losses stay.
-            ended = ended or block.update()
-            for values, (_, _, loss, _) in zip(losses, block.eval_train() + block.eval_valid(), strict=False):
-                values.append(loss)
-        return block, *losses
+        losses: dict = {}
+        block = lgb.train(
+            {**self._params(spec), **seeds}, bins[0], rounds, bins, ["train", "valid"][: len(bins)],
+            callbacks=[lgb.record_evaluation(losses)], keep_training_booster=True,
+        )  # fmt: skip
+        return block, losses["train"][_METRIC], losses.get("valid", {}).get(_METRIC, [])
 
     def _add(self, scores, block, x):
         own = block.predict(x, raw_score=True, num_threads=self.settings.thread_count)

@@ -5,8 +5,7 @@ O rows of a weight, each with a scale of its own; N test rows.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,11 @@ from torch.utils.benchmark import Timer
 from ml_factory.errors import FactoryError, SettingsError, refuse_damaged_content
 from ml_factory.evaluation.recipe_plots import draw_compression
 from ml_factory.lazy_module import LazyModule
-from ml_factory.models.base import check_settings
+from ml_factory.models.base import check_values
 from ml_factory.recipes.run import RESULT, open_recipe_run
 from ml_factory.recipes.t5 import (
     T5Data,
     T5Network,
-    T5Settings,
     label_loss,
     load_t5,
     new_t5,
@@ -65,33 +63,6 @@ _COLUMNS = (
 Status = Callable[[str], object]
 
 
-@dataclass(frozen=True)
-class CompressionSettings:
-    """Settings of a compression.
-
-    model : folder of a finished run of recipe t5.
-    methods : such as magnitude:0.5, structured:0.5 or int8_dynamic, separated by commas.
-    recovery_epochs : of training after pruning, at recovery_rate of the first learning rate.
-    rounds : predictions that are timed.
-    """
-
-    model: str = ""
-    methods: str = DEFAULT
-    recovery_epochs: int = 1
-    recovery_rate: float = 0.3
-    rounds: int = 60
-    device: str = "auto"
-    threads: int = 0
-
-    @cached_property
-    def shares(self) -> dict[str, tuple[str, float]]:
-        """Method as it is written -> its name and the share that it removes, 0 for a number format."""
-        check_settings(self, recovery_epochs="[1, inf)", recovery_rate="(0, inf)", rounds="[1, inf)")
-        return {ORIGINAL: (ORIGINAL, 0.0)} | {
-            text.strip(): _parse_method(text.strip()) for text in self.methods.split(",")
-        }
-
-
 def _parse_method(text: str) -> tuple[str, float]:
     """Return a method's name and the share that it removes, 0 for a number format. Raises SettingsError."""
     pruned, formatted = (re.fullmatch(pattern, text) for pattern in (_PRUNING, "|".join(INT8)))
@@ -105,7 +76,7 @@ def _parse_method(text: str) -> tuple[str, float]:
 class _Trained:
     """The finished run. fingerprint : of its weights and data."""
 
-    settings: T5Settings
+    training: TrainSpec
     data: T5Data
     network: T5Network
     device: Device
@@ -114,48 +85,58 @@ class _Trained:
     def build(self, sizes: Mapping[str, int]) -> T5Network:
         """Return a new network with other sizes than the trained one."""
         config = {**self.network.model.config.to_dict(), **sizes}
-        return new_t5(transformers.T5Config(**config), self.settings.training.seed)
+        return new_t5(transformers.T5Config(**config), self.training.seed)
 
     def outcomes(self, network: nn.Module) -> np.ndarray:
         """Return which test rows get their label, float64 (N,)."""
-        predicted, _ = self.data.predict(network, self.device, self.settings.training.eval_batch)
+        predicted, _ = self.data.predict(network, self.device, self.training.eval_batch)
         return (self.data.parts["test"]["Label"].to_numpy() == np.array(predicted, object)).astype(np.float64)
 
 
-def _open_trained(settings: CompressionSettings) -> _Trained:
-    folder = Path(settings.model).expanduser()
-    facts = files.read_json(folder / RESULT) if settings.model and files.is_file(folder / RESULT) else {}
+def _open_trained(model: str, device: Device) -> _Trained:
+    folder = Path(model).expanduser()
+    facts = files.read_json(folder / RESULT) if model and files.is_file(folder / RESULT) else {}
     with refuse_damaged_content(
         SettingsError, "This result is damaged", where=folder / RESULT, next_step="train again"
     ):
         if facts.get("recipe") != "t5":
             raise SettingsError(
                 "There is no finished run here", where="--model", wanted="the folder of a run of recipe t5",
-                got=facts.get("recipe") or settings.model or "none",
+                got=facts.get("recipe") or model or "none",
             )  # fmt: skip
-        given = facts["settings"]
-        trained = T5Settings(**{**given, "training": TrainSpec(**given["training"])})
-        known = facts["data"]
-    device = pick_device(TrainSpec(device=settings.device, threads=settings.threads, precision="fp32"))
-    data = prepare_texts(trained, device)
+        given, known = dict(facts["settings"]), facts["data"]
+        training = TrainSpec(**given.pop("training"))
+    data = prepare_texts(device, training.seed, **given)
     if data.fingerprint != known:
         raise SettingsError("The texts are no longer those of the training", where=folder, got=data.fingerprint,
                             wanted=known, next_step="train again")  # fmt: skip
     fingerprint = fingerprint_json([files.sha256(folder / "model" / "model.safetensors"), data.fingerprint])[:16]
-    return _Trained(trained, data, load_t5(str(folder / "model")), device, fingerprint)
+    return _Trained(training, data, load_t5(str(folder / "model")), device, fingerprint)
 
 
 def run_compress(
-    workspace: Workspace, settings: CompressionSettings, *, fresh: bool = False, on_status: Status = print
-) -> dict[str, Any]:
+    workspace: Workspace, model: str, *, methods: str = DEFAULT, recovery_epochs: int = 1, recovery_rate: float = 0.3,
+    rounds: int = 60, device: str = "auto", threads: int = 0, fresh: bool = False, on_status: Status = print,
+) -> dict[str, Any]:  # fmt: skip
     """Make every variant, or load those that are finished; measure all of them; return the table.
 
+    model : folder of a finished run of recipe t5.
+    methods : such as magnitude:0.5, structured:0.5 or int8_dynamic, separated by commas.
+    recovery_epochs : of training after pruning, at recovery_rate of the first learning rate.
+    rounds : predictions that are timed.
+    device, threads : of the trainings, as of `TrainSpec`.
     Raises SettingsError, and FactoryError where a file predicts otherwise than was reported.
     """
-    methods, trained = settings.shares, _open_trained(settings)
+    settings = {name: value for name, value in locals().items() if name not in ("workspace", "fresh", "on_status")}
+    check_values(settings, recovery_epochs="[1, inf)", recovery_rate="(0, inf)", rounds="[1, inf)")
+    shares = {ORIGINAL: (ORIGINAL, 0.0)} | {one.strip(): _parse_method(one.strip()) for one in methods.split(",")}
+    place = {"device": device, "threads": threads}
+    trained = _open_trained(model, pick_device(TrainSpec(**place, precision="fp32")))
+    rate = trained.training.lr * recovery_rate
+    spec = replace(trained.training, **place, patience=0, epochs=recovery_epochs, lr=rate)
     rows, networks, outcomes = [], [], []
-    for text, (name, share) in methods.items():
-        row = _make_variant(workspace, trained, settings, text, name, share, fresh, on_status)
+    for text, (name, share) in shares.items():
+        row = _make_variant(workspace, trained, spec, text, name, share, fresh, on_status)
         networks.append(_load_variant(Path(row["file"]), trained.build))
         outcomes.append(trained.outcomes(networks[-1]))
         if abs(float(outcomes[-1].mean()) - row["quality"]) > TOLERANCE:
@@ -166,15 +147,15 @@ def run_compress(
         rows.append(row)
     tokens_BT = torch.from_numpy(trained.data.rows["test"].parts[0][:1]).long()
     labels_CL = torch.from_numpy(trained.data.labels_CL).long()
-    seconds = _measure_latencies(networks, lambda network: network.score_labels(tokens_BT, labels_CL), settings.rounds)
+    seconds = _measure_latencies(networks, lambda network: network.score_labels(tokens_BT, labels_CL), rounds)
     for row, one, found in zip(rows, seconds, outcomes, strict=True):
         row |= {"p50_ms": 1000 * one, "difference": float((found - outcomes[0]).mean())}
     for row in rows:
         row["pareto"] = not any(_dominates(other, row) for other in rows)
         row["note"] = _note(row, rows[0])
-    folder = workspace.results / NAME / f"table-{fingerprint_json([trained.fingerprint, settings.methods])[:12]}"
+    folder = workspace.results / NAME / f"table-{fingerprint_json([trained.fingerprint, methods])[:12]}"
     facts = {"recipe": NAME, "quality": QUALITY, "rows": rows, "test_rows": len(outcomes[0]), "folder": str(folder),
-             "settings": asdict(settings)}  # fmt: skip
+             "settings": settings}  # fmt: skip
     table = pd.DataFrame(rows)[list(_COLUMNS)]
     files.write(folder / "table.tsv", table.to_csv(sep="\t", index=False, float_format="%.6f").encode())
     files.write_json(folder / "table.json", facts)
@@ -185,16 +166,14 @@ def run_compress(
 
 
 def _make_variant(
-    workspace: Workspace, trained: _Trained, settings: CompressionSettings, text: str, name: str, share: float,
-    fresh: bool, say: Status,
+    workspace: Workspace, trained: _Trained, spec: TrainSpec, text: str, name: str, share: float, fresh: bool,
+    say: Status,
 ) -> dict[str, Any]:  # fmt: skip
     """Change the network, train it on, store it, and return what its file predicts; stored facts where it is finished.
 
+    spec : of the training after pruning.
     text : the method as it is written.
     """
-    training = trained.settings.training
-    spec = replace(training, device=settings.device, threads=settings.threads, patience=0,
-                   epochs=settings.recovery_epochs, lr=training.lr * settings.recovery_rate)  # fmt: skip
     identity = {"trained": trained.fingerprint, "method": text, "training": spec.identity()}
     with open_recipe_run(
         workspace, NAME, identity, {"method": text}, trained.device, fresh=fresh, mirror="off", say=lambda line: None

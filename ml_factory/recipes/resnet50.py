@@ -7,9 +7,8 @@ import logging
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +16,7 @@ from torch.nn import functional as F
 
 from ml_factory.errors import CheckpointError, SettingsError
 from ml_factory.lazy_module import LazyModule
-from ml_factory.models.base import check_settings
+from ml_factory.models.base import check_values
 from ml_factory.recipes.images import ImageBatches, MadeUpSamples, SamplesPart, ShardSamples
 from ml_factory.recipes.run import is_writing_process, open_recipe_run, weights_fingerprint
 from ml_factory.recipes.shards import find_shards
@@ -43,11 +42,19 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _log = logging.getLogger("ml_factory.training")
 
 
-@dataclass(frozen=True)
-class ResNetSettings:
-    """All settings of a run; "" for no such file.
+def train_resnet50(
+    workspace: Workspace, training: TrainSpec, *, train: str = "", test: str = "", fake: bool = False,
+    train_size: int = 0, test_size: int = 0, image_size: int = 32, workers: int = 8, classes: int = 10,
+    width: int = 64, stem: str = "small", sync_bn: bool = False, label_smoothing: float = 0.1, save_model: str = "",
+    model_bucket: str = "", logdir: str = "", initial: str = "", fresh: bool = False,
+    emit: Callable[[str], object] = print,
+) -> dict:  # fmt: skip
+    """Train, or resume, or return the result of the finished run; "" stands for no such file.
 
-    training : of the loop.
+    The weights are those of the epoch with the least loss on the held-out training samples, HELD_OUT; the test samples
+    are read once, with these weights.
+
+    training : settings of the loop.
     train, test : shards, as of `shards.find_shards`; fake : made-up images in their place.
     train_size, test_size : samples expected in the shards, 0 for any number; an epoch is what they hold.
     image_size : height and width in pixels.
@@ -60,82 +67,54 @@ class ResNetSettings:
     save_model : file of the weights; model_bucket : bucket that gets it too, with or without gs://.
     logdir : folder or gs:// of the workers' logs and of TensorBoard events; "" for the run's folder.
     initial : weights to begin with, a file that save_model wrote or its address in a bucket.
-    """
-
-    training: TrainSpec = field(default_factory=TrainSpec)
-    train: str = ""
-    test: str = ""
-    fake: bool = False
-    train_size: int = 0
-    test_size: int = 0
-    image_size: int = 32
-    workers: int = 8
-    classes: int = 10
-    width: int = 64
-    stem: str = "small"
-    sync_bn: bool = False
-    label_smoothing: float = 0.1
-    save_model: str = ""
-    model_bucket: str = ""
-    logdir: str = ""
-    initial: str = ""
-
-    def __post_init__(self):
-        some, any_ = "[1, inf)", "[0, inf)"
-        check_settings(
-            self, classes="[2, inf)", width=some, image_size=some, workers=some, train_size=any_, test_size=any_,
-            stem=STEMS, label_smoothing="[0, 1)",
-        )  # fmt: skip
-
-    @property
-    def network(self) -> dict[str, Any]:
-        """Settings of network and loss."""
-        return {name: getattr(self, name) for name in ("classes", "width", "stem", "sync_bn", "label_smoothing")}
-
-
-def train_resnet50(
-    workspace: Workspace, settings: ResNetSettings, *, fresh: bool = False, emit: Callable[[str], object] = print
-) -> dict:
-    """Train, or resume, or return the result of the finished run.
-
-    The weights are those of the epoch with the least loss on the held-out training samples, HELD_OUT; the test samples
-    are read once, with these weights.
-
     emit : gets the lines of the log.
     Raises SettingsError, FileError, WorkspaceError, CheckpointError.
     """
-    spec, device = settings.training, pick_device(settings.training)
-    network, first = build_resnet50(settings), is_writing_process()
-    initial = _load_weights(network, settings.initial) if settings.initial else ""
+    settings = {name: value for name, value in locals().items() if name not in ("workspace", "fresh", "emit")}
+    settings["training"], some, any_ = asdict(training), "[1, inf)", "[0, inf)"
+    check_values(
+        settings, classes="[2, inf)", width=some, image_size=some, workers=some, train_size=any_, test_size=any_,
+        stem=STEMS, label_smoothing="[0, 1)",
+    )  # fmt: skip
+    spec, device, first = training, pick_device(training), is_writing_process()
+    described = {name: settings[name] for name in ("classes", "width", "stem", "sync_bn", "label_smoothing")}
+    network = build_resnet50(classes, width, stem, sync_bn=sync_bn, seed=spec.seed)
+    initial = _load_weights(network, initial) if initial else ""
     say = emit if first else (lambda line: None)
-    whole, test = _open_samples(settings, "train"), _open_samples(settings, "test")
+    made = (image_size, classes, spec.seed)
+    whole, test_samples = (
+        MadeUpSamples(expected or usual, *made) if fake else _open_shards(source, option, expected, *made)
+        for source, option, expected, usual in (
+            (train, "--trainsize", train_size, 1024), (test, "--testsize", test_size, 256),
+        )
+    )  # fmt: skip
     count = max(round(len(whole) * HELD_OUT), 1)
     if count == len(whole):
         raise SettingsError("Too few training samples to hold some out", where="--wds_traindir", got=len(whole),
                             wanted="at least 2")  # fmt: skip
-    train, held = SamplesPart(whole, 0, len(whole) - count), SamplesPart(whole, len(whole) - count, count)
-    data = {"train": whole.fingerprint, "test": test.fingerprint, "image_size": settings.image_size, "held_out": count}
-    kept = settings.network | {"initial": initial}
+    taught, held = SamplesPart(whole, 0, len(whole) - count), SamplesPart(whole, len(whole) - count, count)
+    data = {"train": whole.fingerprint, "test": test_samples.fingerprint, "image_size": image_size, "held_out": count}
+    kept = described | {"initial": initial}
     identity = {"network": kept, "training": spec.identity(), "data": data}
     with ExitStack() as stack:
         run = stack.enter_context(open_recipe_run(
-            workspace, NAME, identity, asdict(settings), device, fresh=fresh, libraries=("torchvision", "pillow"),
-            mirror="off", say=say,
+            workspace, NAME, identity, settings, device, fresh=fresh, libraries=("torchvision", "pillow"), mirror="off",
+            say=say,
         ))  # fmt: skip
         if run.done is not None:
-            return run.done | (_save_weights(settings, run.folder) if first else {})
-        say(f"{len(train):,} training, {len(held):,} held-out and {len(test):,} test samples, {run.run.run_id} in "
-            f"{run.folder}")  # fmt: skip
+            return run.done | (_save_weights(save_model, model_bucket, run.folder) if first else {})
+        say(f"{len(taught):,} training, {len(held):,} held-out and {len(test_samples):,} test samples, "
+            f"{run.run.run_id} in {run.folder}")  # fmt: skip
         feed, held_feed, test_feed = (
             stack.enter_context(closing(ImageBatches(
-                samples, device, training=samples is train, workers=settings.workers, seed=spec.seed)))
-            for samples in (train, held, test)
+                samples, device, training=samples is taught, workers=workers, seed=spec.seed)))
+            for samples in (taught, held, test_samples)
         )  # fmt: skip
         log = stack.enter_context(closing(WorkerLog(
-            settings.logdir or run.folder / "workers", device, samples=len(train), batch=min(spec.batch, len(train)),
+            logdir or run.folder / "workers", device, samples=len(taught), batch=min(spec.batch, len(taught)),
             every=spec.log_steps, emit=emit,
         )))  # fmt: skip
-        images, last = ImageLoss(settings.label_smoothing, device), dict[str, float]()
+        images, last = ImageLoss(label_smoothing, device), dict[str, float]()
 
         def validate() -> float:
             log.end_training()
@@ -148,25 +127,27 @@ def train_resnet50(
         found = images.evaluate(network, test_feed, spec.eval_batch)
         facts = {
             "run": run.run.run_id, "recipe": NAME, **found, **log.end(fit.history, found["accuracy"]),
-            "train_samples": len(train), "held_out_samples": len(held), "test_samples": len(test),
-            "settings": asdict(settings), "log": settings.logdir or str(log.folder),
+            "train_samples": len(taught), "held_out_samples": len(held), "test_samples": len(test_samples),
+            "settings": settings, "log": logdir or str(log.folder),
         }  # fmt: skip
         if run.writes:
             own = {name: value.detach().cpu().clone() for name, value in network.state_dict().items()}
-            write_state_file(run.folder / WEIGHTS, {"model": NAME, "network": settings.network, "weights": own})
-            facts |= _save_weights(settings, run.folder)
+            write_state_file(run.folder / WEIGHTS, {"model": NAME, "network": described, "weights": own})
+            facts |= _save_weights(save_model, model_bucket, run.folder)
         return run.finish(facts, fit, ("accuracy", "loss"))
 
 
-def build_resnet50(settings: ResNetSettings) -> nn.Module:
+def build_resnet50(
+    classes: int = 10, width: int = 64, stem: str = "small", *, sync_bn: bool = False, seed: int = 0
+) -> nn.Module:
     """Return torchvision's ResNet-50 with this stem and width; its weights depend on the seed alone."""
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(derive_seed(settings.training.seed, NAME, "init"))
+        torch.default_generator.manual_seed(derive_seed(seed, NAME, "init"))
         network = resnet.ResNet(
-            resnet.Bottleneck, [3, 4, 6, 3], num_classes=settings.classes, zero_init_residual=True,
-            width_per_group=settings.width, norm_layer=SyncBatchNorm2d if settings.sync_bn else nn.BatchNorm2d,
+            resnet.Bottleneck, [3, 4, 6, 3], num_classes=classes, zero_init_residual=True,
+            width_per_group=width, norm_layer=SyncBatchNorm2d if sync_bn else nn.BatchNorm2d,
         )  # fmt: skip
-        if settings.stem == "small":
+        if stem == "small":
             network.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
             nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
             network.maxpool = nn.Identity()
@@ -212,15 +193,12 @@ def _take_statistics_of_rank_zero(network: nn.Module, device: Device) -> None:
                 network.get_buffer(name).copy_(value)
 
 
-def _open_samples(settings: ResNetSettings, part: str) -> ShardSamples | MadeUpSamples:
-    """Open the training or test samples."""
-    expected, made = getattr(settings, f"{part}_size"), (settings.image_size, settings.classes, settings.training.seed)
-    if settings.fake:
-        return MadeUpSamples(expected or (1024 if part == "train" else 256), *made)
-    samples = ShardSamples(find_shards(getattr(settings, part)), *made)
+def _open_shards(source: str, option: str, expected: int, *made: int) -> ShardSamples:
+    """Open the samples of these shards, of which so many are expected by an option."""
+    samples = ShardSamples(find_shards(source), *made)
     if expected and expected != len(samples):
-        _log.warning("--%ssize gives %s samples, the shards hold %s: an epoch is once over those", part,
-                     f"{expected:,}", f"{len(samples):,}")  # fmt: skip
+        _log.warning("%s gives %s samples, the shards hold %s: an epoch is once over those", option, f"{expected:,}",
+                     f"{len(samples):,}")  # fmt: skip
     return samples
 
 
@@ -242,14 +220,14 @@ def _load_weights(network: nn.Module, address: str) -> str:
     return weights_fingerprint(weights)
 
 
-def _save_weights(settings: ResNetSettings, folder: Path) -> dict[str, str]:
+def _save_weights(save_model: str, model_bucket: str, folder: Path) -> dict[str, str]:
     """Copy the weights of the finished run to the requested file, and to the bucket."""
-    if not settings.save_model:
+    if not save_model:
         return {}
-    path = Path(settings.save_model).expanduser()
+    path = Path(save_model).expanduser()
     files.replace(path, lambda temporary: shutil.copyfile(folder / WEIGHTS, temporary))
-    if not settings.model_bucket:
+    if not model_bucket:
         return {"saved": str(path)}
-    address = f"gs://{settings.model_bucket.removeprefix('gs://').rstrip('/')}"
+    address = f"gs://{model_bucket.removeprefix('gs://').rstrip('/')}"
     Remote(address).put(path.name, path)
     return {"saved": str(path), "uploaded": f"{address}/{path.name}"}

@@ -40,7 +40,6 @@ from ml_factory.training.spec import TrainSpec
 
 yaml = LazyModule("yaml")
 NAME = "sdce"
-IN_MEMORY = 1 << 30  # bytes of rows that are read into memory; more is read from disk batch by batch
 NGRAM_TOKENS = 4_000_000  # training tokens that the n-gram model counts, at most
 DEVICES = {"auto": "auto", "cpu": "cpu", "cuda": "cuda", "tpu": "xla"}
 PRECISIONS = {"auto": "auto", "no": "fp32", "fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
@@ -190,12 +189,16 @@ def _number(value: Any, kind: object) -> Any:
 
 
 def run_sdce(
-    settings: SdceSettings, *, fresh: bool = False, mirror: str = "auto", on_status: Status = print
+    config: Path | None = None, *, fresh: bool = False, mirror: str = "auto", on_status: Status = print, **flags: Any
 ) -> dict[str, Any]:
     """Train, resume or load the finished run of these settings; return its result, as stored in result.json.
 
     With torchrun or on a TPU slice every process calls this; the first one writes.
+
+    config : YAML with sections model, surrogate, data, training.
+    flags : settings by name, which win, as of `sdce_settings`.
     """
+    settings = sdce_settings(config, flags)
     say = on_status if is_writing_process() else (lambda line: None)
     spec, device = _training_spec(settings)
     say(batch_arithmetic(settings, device.batch_share_count, on_tpu=device.kind == "xla"))
@@ -216,7 +219,9 @@ def run_sdce(
             _surrogate_tokens(settings, base, train, fingerprint, device, say)
             if settings.needs_surrogate else (None, (), {})
         )  # fmt: skip
-        feed, held_feed = _feed(device, [train, *cached]), _feed(device, [held_out])
+        feed, held_feed = (
+            BatchLoader(device, [*rows, np.ones(len(rows[0]), np.float32)]) for rows in ([train, *cached], [held_out])
+        )
         loss = SurrogateLoss(
             settings.loss_type, settings.surrogate_loss_weight_initial, settings.surrogate_loss_weight_final,
             threshold=settings.probability_threshold, top_tokens=online,
@@ -292,13 +297,6 @@ def batch_arithmetic(given: SdceSettings, chips: int, *, on_tpu: bool) -> str:
             f"{chips} chips: the number in a v4's name counts cores, of which a chip has two)"
         )
     return line
-
-
-def _feed(device: Device, parts: list[np.ndarray]) -> BatchLoader:
-    """Return the loader of these rows, in memory where they are few, with a weight of 1 for each."""
-    few = sum(part.nbytes for part in parts) <= IN_MEMORY
-    weights = np.ones(len(parts[0]), np.float32)
-    return BatchLoader(device, [*(np.array(part) if few else part for part in parts), weights], None if few else False)
 
 
 def _packed_text(

@@ -4,7 +4,7 @@ B rows of a batch, T tokens of a text, C labels, L tokens of a label, V tokens o
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from ml_factory.errors import SettingsError, did_you_mean
 from ml_factory.evaluation.recipe_plots import draw_class_results, draw_labelled_rows
 from ml_factory.lazy_module import LazyModule
-from ml_factory.models.base import check_settings
+from ml_factory.models.base import check_values
 from ml_factory.recipes.labelled_text import (
     PARTS,
     baseline_accuracies,
@@ -56,45 +56,6 @@ SIZES: dict[str, dict[str, int]] = {
     "t5-large": {"d_model": 1024, "d_ff": 4096, "num_layers": 24, "num_heads": 16, **_PUBLISHED},
 }
 Status = Callable[[str], object]
-
-
-@dataclass(frozen=True)
-class T5Settings:
-    """All settings of a run.
-
-    training : of the loop.
-    data : file that is split by blocks. validation_share, test_share : of its rows.
-    train, validation, test : files that are given apart.
-    made_up : number of made-up texts in their place, 0 for none.
-    model : builtin:tiny or small, t5-small to t5-large, a folder, a name at the hub.
-    from_scratch : random first weights, and a tokenizer trained from the training rows; always so for builtin.
-    vocabulary : pieces of that tokenizer, at most.
-    max_length : tokens of a text at most; longer ones are cut.
-    """
-
-    training: TrainSpec = field(default_factory=TrainSpec)
-    data: str = ""
-    train: str = ""
-    validation: str = ""
-    test: str = ""
-    validation_share: float = 0.1
-    test_share: float = 0.1
-    made_up: int = 0
-    model: str = f"{BUILTIN}tiny"
-    from_scratch: bool = False
-    vocabulary: int = 2000
-    max_length: int = 128
-
-    def __post_init__(self) -> None:
-        check_settings(
-            self, validation_share="(0, 0.5)", test_share="(0, 0.5)", vocabulary="[8, inf)", max_length="[2, inf)",
-            made_up="[0, inf)",
-        )  # fmt: skip
-
-    @property
-    def is_new(self) -> bool:
-        """True where the weights are random at first."""
-        return self.from_scratch or self.model.startswith(BUILTIN)
 
 
 # ---------------------------------------------------------------------- the network
@@ -226,18 +187,25 @@ class T5Data:
         return [self.labels[at] for at in scores_NC.argmax(1)], scores_NC.max(1)
 
 
-def prepare_texts(settings: T5Settings, device: Device) -> T5Data:
+def is_new(model: str, from_scratch: bool) -> bool:
+    """Return True where the weights are random at first."""
+    return from_scratch or model.startswith(BUILTIN)
+
+
+def prepare_texts(
+    device: Device, seed: int, *, model: str, from_scratch: bool, vocabulary: int, max_length: int, **sources: Any
+) -> T5Data:
     """Read the texts as tokens, all rows of one length; a new tokenizer is trained from the training rows alone.
 
-    Raises SettingsError, FileError.
+    The other arguments are those of `run_t5`. Raises SettingsError, FileError.
     """
-    parts = _read_parts(settings)
+    parts = _read_parts(seed, **sources)
     labels = check_parts(parts)
-    if settings.is_new:
-        tokenizer = train_tokenizer([*parts["train"]["Text"], *labels], settings.vocabulary, settings.max_length)
+    if is_new(model, from_scratch):
+        tokenizer = train_tokenizer([*parts["train"]["Text"], *labels], vocabulary, max_length)
     else:
-        with hub_errors("The tokenizer", settings.model):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(settings.model, trust_remote_code=False)
+        with hub_errors("The tokenizer", model):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     padded = {"padding": True, "return_tensors": "np", "verbose": False}
     labels_CL = tokenizer(list(labels), **padded)["input_ids"].astype(np.int32)
     if len(np.unique(labels_CL, axis=0)) < len(labels):
@@ -245,7 +213,7 @@ def prepare_texts(settings: T5Settings, device: Device) -> T5Data:
                             next_step="name them in letters that the training texts have")  # fmt: skip
     texts = [text for part in parts.values() for text in part["Text"]]
     tokens_NT = tokenizer(
-        texts, truncation=True, max_length=settings.max_length, pad_to_multiple_of=STEP, **padded
+        texts, truncation=True, max_length=max_length, pad_to_multiple_of=STEP, **padded
     )["input_ids"].astype(np.int32)  # fmt: skip
     ends = np.cumsum([len(part) for part in parts.values()])[:-1]
     number = {label: at for at, label in enumerate(labels)}
@@ -259,66 +227,84 @@ def prepare_texts(settings: T5Settings, device: Device) -> T5Data:
     return T5Data(parts, rows, labels, labels_CL, tokenizer, tokens_NT.shape[1], fingerprint_json(made_of)[:16])
 
 
-def _read_parts(given: T5Settings) -> dict[str, pd.DataFrame]:
-    """Return train, validation and test."""
-    apart = {name: getattr(given, name) for name in PARTS}
-    if given.made_up or (given.data and not any(apart.values())):
-        rows = made_up_texts(given.made_up, given.training.seed) if given.made_up else read_labelled_texts(given.data)
-        return split_by_blocks(rows, given.validation_share, given.test_share)
-    if given.data or not all(apart.values()):
+def _read_parts(
+    seed: int, *, data: str, made_up: int, validation_share: float, test_share: float, **apart: str
+) -> dict[str, pd.DataFrame]:
+    """Return train, validation and test. apart : the file of each, "" for none."""
+    if made_up or (data and not any(apart.values())):
+        rows = made_up_texts(made_up, seed) if made_up else read_labelled_texts(data)
+        return split_by_blocks(rows, validation_share, test_share)
+    if data or not all(apart.values()):
         found = ", ".join(f"--{name}" for name, value in apart.items() if value)
         raise SettingsError(
             "Which texts?", where="--data", got=found or "none",
             wanted="--data FILE.tsv, or --train, --validation and --test; columns Id, Text, Label",
             next_step="give the files, or try it with --fake_data",
         )  # fmt: skip
-    return {name: read_labelled_texts(address) for name, address in apart.items()}
+    return {name: read_labelled_texts(apart[name]) for name in PARTS}
 
 
 # ---------------------------------------------------------------------- the run
 
 
 def run_t5(
-    workspace: Workspace, settings: T5Settings, *, fresh: bool = False, on_status: Status = print, mirror: str = "off"
-) -> dict[str, Any]:
+    workspace: Workspace, training: TrainSpec, *, data: str = "", train: str = "", validation: str = "",
+    test: str = "", validation_share: float = 0.1, test_share: float = 0.1, made_up: int = 0,
+    model: str = f"{BUILTIN}tiny", from_scratch: bool = False, vocabulary: int = 2000, max_length: int = 128,
+    fresh: bool = False, on_status: Status = print,
+) -> dict[str, Any]:  # fmt: skip
     """Train, resume or load the finished run of these settings; return its result, as stored in result.json.
 
+    training : settings of the loop.
+    data : file that is split by blocks. validation_share, test_share : of its rows.
+    train, validation, test : files that are given apart.
+    made_up : number of made-up texts in their place, 0 for none.
+    model : builtin:tiny or small, t5-small to t5-large, a folder, a name at the hub.
+    from_scratch : random first weights, and a tokenizer trained from the training rows; always so for builtin.
+    vocabulary : pieces of that tokenizer, at most.
+    max_length : tokens of a text at most; longer ones are cut.
     Raises SettingsError, FileError, CheckpointError.
     """
-    say = on_status if is_writing_process() else (lambda line: None)
-    spec, device = settings.training, pick_device(settings.training)
-    data = prepare_texts(settings, device)
-    model = {name: getattr(settings, name) for name in ("model", "from_scratch", "vocabulary", "max_length")}
-    identity = {"model": model, "training": spec.identity(), "data": data.fingerprint}
+    given = {name: value for name, value in locals().items()
+             if name not in ("workspace", "training", "fresh", "on_status")}  # fmt: skip
+    check_values(
+        given, validation_share="(0, 0.5)", test_share="(0, 0.5)", vocabulary="[8, inf)", max_length="[2, inf)",
+        made_up="[0, inf)",
+    )  # fmt: skip
+    settings, say = given | {"training": asdict(training)}, on_status if is_writing_process() else (lambda line: None)
+    spec, device = training, pick_device(training)
+    texts = prepare_texts(device, spec.seed, **given)
+    described = {name: given[name] for name in ("model", "from_scratch", "vocabulary", "max_length")}
+    identity = {"model": described, "training": spec.identity(), "data": texts.fingerprint}
     with open_recipe_run(
-        workspace, NAME, identity, asdict(settings), device, fresh=fresh, libraries=("transformers", "tokenizers"),
-        mirror=mirror, say=say,
+        workspace, NAME, identity, settings, device, fresh=fresh, libraries=("transformers", "tokenizers"),
+        mirror="off", say=say,
     ) as run:  # fmt: skip
         if run.done is not None:
             return run.done
-        described = overview(data.parts)
-        say(f"{describe(described)}\nrows of {data.length} tokens; {len(data.tokenizer):,} pieces")
-        network = (new_t5(t5_config(settings.model, len(data.tokenizer)), spec.seed) if settings.is_new
-                   else load_t5(settings.model))  # fmt: skip
-        validation = Validation(lambda: data.loss(network, "validation", device, spec.eval_batch))
+        found = overview(texts.parts)
+        say(f"{describe(found)}\nrows of {texts.length} tokens; {len(texts.tokenizer):,} pieces")
+        network = (new_t5(t5_config(model, len(texts.tokenizer)), spec.seed) if is_new(model, from_scratch)
+                   else load_t5(model))  # fmt: skip
+        validation = Validation(lambda: texts.loss(network, "validation", device, spec.eval_batch))
         fit = run.train(
-            network, data.rows["train"], label_loss, spec, validation, settings=model, data=data.fingerprint
+            network, texts.rows["train"], label_loss, spec, validation, settings=described, data=texts.fingerprint
         )
-        predicted, scores = data.predict(network, device, spec.eval_batch)
+        predicted, scores = texts.predict(network, device, spec.eval_batch)
         if not run.writes:
             return {}
-        test, new = data.parts["test"], unseen_rows(data.parts, "test")
-        truth, labels = test["Label"].to_numpy(), np.array(predicted, object)
+        rows, new = texts.parts["test"], unseen_rows(texts.parts, "test")
+        truth, labels = rows["Label"].to_numpy(), np.array(predicted, object)
         facts = {
-            "recipe": NAME, "run_id": run.run.run_id, "folder": str(run.folder), "settings": asdict(settings),
-            "data": data.fingerprint, "labels": list(data.labels), "length": data.length,
-            "pieces": len(data.tokenizer), "overview": described, **_class_scores(truth, labels),
+            "recipe": NAME, "run_id": run.run.run_id, "folder": str(run.folder), "settings": settings,
+            "data": texts.fingerprint, "labels": list(texts.labels), "length": texts.length,
+            "pieces": len(texts.tokenizer), "overview": found, **_class_scores(truth, labels),
             "unseen": _class_scores(truth[new], labels[new]) if new.any() else None,
-            "baselines": baseline_accuracies(data.parts["train"], test), "stopped_early": fit.stopped_early,
+            "baselines": baseline_accuracies(texts.parts["train"], rows), "stopped_early": fit.stopped_early,
             "compiles": fit.compiles,
         }  # fmt: skip
-        write_folder(run.folder / "model", lambda folder: write_pretrained(network.model, data.tokenizer, folder))
-        _write_results(run.folder, facts | {"history": fit.history}, data.parts, predicted, scores)
+        write_folder(run.folder / "model", lambda folder: write_pretrained(network.model, texts.tokenizer, folder))
+        _write_results(run.folder, facts | {"history": fit.history}, texts.parts, predicted, scores)
         run.finish(facts, fit, ("accuracy", "macro_f1"))
     return facts
 

@@ -136,11 +136,11 @@ def _tokens_of(source: TextSource, tokenizer: Tokenizer) -> Iterator[np.ndarray]
         yield np.concatenate([part for (_, ends), tokens in found for part in ((tokens, end) if ends else (tokens,))])
 
 
-def open_rows(path: Path, mode: str = "r") -> np.ndarray:
-    """Open an array of rows on disk. Raises FileError for one that was cut off."""
+def open_rows(path: Path, mode: str = "c") -> np.ndarray:
+    """Open an array of rows on disk, read as it is used. Raises FileError for one that was cut off."""
     try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)  # r+ would extend a file that was cut off
-        return found if mode == "r" else np.load(path, mmap_mode=mode, allow_pickle=False)
+        found = np.load(path, mmap_mode="c", allow_pickle=False)  # r+ would extend a file that was cut off
+        return found if mode == "c" else np.load(path, mmap_mode=mode, allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
         raise FileError("These rows are damaged", where=path, got=" ".join(str(error).split())[:200],
                         next_step=f"delete {path.parent}: it is made again") from error  # fmt: skip

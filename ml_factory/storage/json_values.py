@@ -6,33 +6,22 @@ import math
 import os
 from typing import Any
 
-_DEEPEST = 100  # a value of a file is also converted and written again, by functions that recurse
 _MOST_DIGITS = 20  # of an integer: 64 bits and a sign
 
 
-def parse_json(text: bytes | str, *, deepest: int = _DEEPEST, finite: bool = True) -> Any:
+def parse_json(text: bytes | str, *, finite: bool = True) -> Any:
     """Parse strict JSON of a file that anyone may have written.
 
-    Parameters
-    ----------
     text : UTF-8 where it is bytes.
-    deepest : lists and objects inside each other.
     finite : refuse NaN and infinities, which JSON does not have.
 
     Raises ValueError, in one line, also for a repeated name or an integer of more than 64 bits.
     """
     text = text if isinstance(text, str) else text.decode("utf-8-sig")
     try:
-        value = (_STRICT if finite else _WITH_NAN).decode(text)
+        return (_STRICT if finite else _WITH_NAN).decode(text)
     except RecursionError:
-        raise ValueError(f"nested deeper than {deepest}") from None
-    level = [value] if isinstance(value, dict | list) else []
-    for _ in range(deepest):
-        holders = (item.values() if isinstance(item, dict) else item for item in level)
-        level = [item for holder in holders for item in holder if isinstance(item, dict | list)]
-        if not level:
-            return value
-    raise ValueError(f"nested deeper than {deepest}")
+        raise ValueError("it is nested too deeply") from None
 
 
 def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,16 +1,11 @@
 """File locks: one living process for each resource that must not have two writers.
 
 A lock is the kernel's (flock). It ends with its process, so none is stale after SIGKILL, and it excludes every process
-of this kernel, in whatever container: a lock that is held is held, whatever its file holds, and is never broken.
-
-The holder of a lock file knows that every earlier holder of that very file (kernel, device, inode) has ended or
-released it: a lease that names the same file needs no watching (`checkpoints.lease`).
-
-On a file system without locks nothing is excluded and nothing is proven: `acquire_lock_file` returns "", and the lease
-alone decides, after it was watched.
+of this kernel, in whatever container. The holder of a lock file knows that every earlier holder of that very file
+(kernel, device, inode) has ended or released it: a lease that names the same file needs no watching
+(`checkpoints.lease`).
 """
 
-import errno
 import fcntl
 import os
 import socket
@@ -24,7 +19,6 @@ from ml_factory.errors import CheckpointError
 from ml_factory.process_identity import boot_id
 from ml_factory.storage.files import disk_errors
 
-_BUSY = frozenset({errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN})
 _PATIENCE_SECONDS = 0.3  # another process may look at the lock, or a child of its last holder be about to start
 _guard = threading.RLock()  # no fork between the opening of a file and its entry in `_held`
 _held: dict[Path, list[int]] = {}  # lock file -> [its descriptor, number of its acquisitions]
@@ -33,25 +27,25 @@ _held: dict[Path, list[int]] = {}  # lock file -> [its descriptor, number of its
 def acquire_lock_file(path: Path, what: str) -> str:
     """Own `path` (a lock file) for this process; nested calls are counted, and each needs its own `release_lock_file`.
 
-    Parameters
-    ----------
-    path : the lock file.
     what : the resource, for the message.
 
-    Returns the identity of the file among all machines and disks, "" where the file system has no locks.
-    Raises CheckpointError naming the other process when one holds it.
+    Returns the identity of the file among all machines and disks. Raises CheckpointError naming the other process when
+    one holds it, FileError where the disk refuses the file or has no locks.
     """
-    path = Path(os.path.abspath(path))
-    with _guard:
+    with _guard, disk_errors(path):
         if path not in _held:
-            with disk_errors(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                descriptor = _lock(path, what)
-            if descriptor is None:
-                return ""
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                descriptor = _lock(path)
+            except BlockingIOError as error:
+                raise CheckpointError(
+                    f"Another process is working on {what}", where=path,
+                    got=path.read_text(errors="replace")[:400] or None,
+                    next_step="wait for it or stop it, or open a new run with FRESH",
+                ) from error  # fmt: skip
             with suppress(OSError):  # the text only names the holder in messages
                 os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
+                os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
             _held[path] = [descriptor, 0]
         _held[path][1] += 1
         facts = os.fstat(_held[path][0])
@@ -60,7 +54,6 @@ def acquire_lock_file(path: Path, what: str) -> str:
 
 def release_lock_file(path: Path) -> None:
     """Undo one `acquire_lock_file`; the last one frees the lock."""
-    path = Path(os.path.abspath(path))
     with _guard:
         if path in _held:
             _held[path][1] -= 1
@@ -68,34 +61,24 @@ def release_lock_file(path: Path) -> None:
                 _unlock(_held.pop(path)[0])
 
 
-def check_lock_file_free(path: Path, what: str) -> None:
-    """Raise CheckpointError when another process holds the lock file; nothing is written, and no lock is kept."""
-    path = Path(os.path.abspath(path))
-    if path not in _held and path.is_file():
-        with disk_errors(path), suppress(FileNotFoundError):
-            descriptor = _lock(path, what, os.O_RDONLY, fcntl.LOCK_SH)
-            if descriptor is not None:
-                _unlock(descriptor)
-
-
 def is_lock_file_held(path: Path) -> bool:
-    """Return True where this or another process holds the lock file; nothing is written."""
-    try:
-        check_lock_file_free(path, "it")
-    except CheckpointError:
-        return True
-    return Path(os.path.abspath(path)) in _held
+    """Return True where this or another process holds the lock file; nothing is written, and no lock is kept."""
+    if path not in _held and path.is_file():
+        try:
+            _unlock(_lock(path, os.O_RDONLY, fcntl.LOCK_SH))
+        except BlockingIOError:
+            return True
+    return path in _held
 
 
 @contextmanager
 def file_lock(path: Path) -> Iterator[None]:
-    """Hold a lock inside a `with`, waiting for the current holder; without locks on a file system that has none."""
+    """Hold a lock inside a `with`, waiting for the current holder."""
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = _open(path)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         _unlock(descriptor)
@@ -105,39 +88,23 @@ def _open(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
-def _unlock(descriptor: int) -> None:
-    with suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for copies that no fork hook of Python closed
-    os.close(descriptor)
-
-
-def _lock(path: Path, what: str, flags: int = os.O_RDWR | os.O_CREAT, how: int = fcntl.LOCK_EX) -> int | None:
-    """Return a descriptor of the locked file that is at `path` now; None where the file system has no locks.
-
-    Raises CheckpointError when another process holds it.
-    """
-    until = time.monotonic() + _PATIENCE_SECONDS
+def _lock(path: Path, flags: int = os.O_RDWR | os.O_CREAT, how: int = fcntl.LOCK_EX) -> int:
+    """Return a descriptor of the locked file. Raises BlockingIOError when another process holds it."""
+    descriptor, until = _open(path, flags), time.monotonic() + _PATIENCE_SECONDS
     while True:
-        descriptor = _open(path, flags)
         try:
             fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-            with suppress(FileNotFoundError):  # deleted, and perhaps made again, since it was opened
-                if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                    return descriptor
-            os.close(descriptor)
+            return descriptor
         except OSError as error:
-            holder = os.pread(descriptor, 400, 0).decode(errors="replace").split()
-            os.close(descriptor)
-            if error.errno in _BUSY and time.monotonic() < until:
-                time.sleep(0.02)
-                continue
-            if error.errno not in _BUSY:
-                return None
-            raise CheckpointError(
-                f"Another process is working on {what}", where=path,
-                got=f"process {holder[0]} on {holder[1]}" if len(holder) == 2 else "a lock that is held",
-                next_step="wait for it or stop it, or open a new run with FRESH",
-            ) from error  # fmt: skip
+            if not isinstance(error, BlockingIOError) or time.monotonic() > until:
+                os.close(descriptor)
+                raise
+            time.sleep(0.02)
+
+
+def _unlock(descriptor: int) -> None:
+    fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for copies that no fork hook of Python closed
+    os.close(descriptor)
 
 
 def _close_copies() -> None:

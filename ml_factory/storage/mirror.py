@@ -122,44 +122,41 @@ class Mirror:
         places : prefixes below the workspace, such as "models/MES/"; everything without.
         """
         with self._pass_lock:
-            return self._pull(places)
-
-    def _pull(self, places: tuple[str, ...]) -> MirrorPass:
-        folder, listed = self._list_remote(places)
-        ledger, remote = self._ledger(), {name: one for name, one in listed.items() if _in_pass(name, places)}
-        pulled, removed, noted = [], [], self._noted_removals()
-        wanted = []
-        for name, facts in sorted(remote.items(), key=_data_first):
-            known = ledger.get(name)
-            if known and known["version"] == facts["version"] and (self.folder / name).exists():
-                continue
-            if (name, facts["version"]) in noted:  # removed here, and there with the next push
-                continue
-            if known is None or _stamp(self.folder / name) in (known["local"], None):
-                wanted.append((name, facts, known is None))
-        whole = [facts["size"] for name, facts, _ in wanted if not self._is_head_enough(name, facts)]
-        self._announce("Downloading from", sum(whole))
-        for name, facts, is_first in wanted:
-            try:
-                version = self._fetch(name, facts, is_first=is_first, head=self._is_head_enough(name, facts))
-            except CheckpointError as error:  # torn there since: this machine's is uploaded again
-                _log.warning("The workspace's copy is not used, this machine's stays: %s", error)
-                ledger[name] = {"version": facts["version"], "local": None}
-            else:
-                ledger[name] = {"version": version, "local": _stamp(self.folder / name)}
-            pulled.append(name)
-        seen = (*places, _CHECKPOINTS) if places else ()
-        gone = [name for name in ledger if name.startswith(folder) and _in_pass(name, seen) and name not in listed]
-        unused = [name for name in gone if not self._is_in_use(name)]
-        for name in self._removed_by_user(unused, listed, places):
-            path = self.folder / name
-            if _stamp(path) in (ledger[name]["local"], None):
-                if name.startswith(_CHECKPOINTS) and path.exists():  # until the next session
-                    os.replace(path, path.with_name(path.name + _GONE))
-                path.unlink(missing_ok=True)
-                removed.append(name)
-        self._merge_ledger(ledger, pulled, gone)
-        return MirrorPass(pulled=tuple(pulled), removed=tuple(removed))
+            folder, listed = self._list_remote(places)
+            ledger, remote = self._ledger(), {name: one for name, one in listed.items() if _in_pass(name, places)}
+            pulled, removed, noted = [], [], self._noted_removals()
+            wanted = []
+            for name, facts in sorted(remote.items(), key=_data_first):
+                known = ledger.get(name)
+                if known and known["version"] == facts["version"] and (self.folder / name).exists():
+                    continue
+                if (name, facts["version"]) in noted:  # removed here, and there with the next push
+                    continue
+                if known is None or _stamp(self.folder / name) in (known["local"], None):
+                    wanted.append((name, facts, known is None))
+            whole = [facts["size"] for name, facts, _ in wanted if not self._is_head_enough(name, facts)]
+            self._announce("Downloading from", sum(whole))
+            for name, facts, is_first in wanted:
+                try:
+                    version = self._fetch(name, facts, is_first=is_first, head=self._is_head_enough(name, facts))
+                except CheckpointError as error:  # torn there since: this machine's is uploaded again
+                    _log.warning("The workspace's copy is not used, this machine's stays: %s", error)
+                    ledger[name] = {"version": facts["version"], "local": None}
+                else:
+                    ledger[name] = {"version": version, "local": _stamp(self.folder / name)}
+                pulled.append(name)
+            seen = (*places, _CHECKPOINTS) if places else ()
+            gone = [name for name in ledger if name.startswith(folder) and _in_pass(name, seen) and name not in listed]
+            unused = [name for name in gone if not self._is_in_use(name)]
+            for name in self._removed_by_user(unused, listed, places):
+                path = self.folder / name
+                if _stamp(path) in (ledger[name]["local"], None):
+                    if name.startswith(_CHECKPOINTS) and path.exists():  # until the next session
+                        os.replace(path, path.with_name(path.name + _GONE))
+                    path.unlink(missing_ok=True)
+                    removed.append(name)
+            self._merge_ledger(ledger, pulled, gone)
+            return MirrorPass(pulled=tuple(pulled), removed=tuple(removed))
 
     def _is_head_enough(self, name: str, facts: dict) -> bool:
         """Return True for a large file that verifies itself and is not here yet."""
@@ -216,35 +213,32 @@ class Mirror:
         only missing stays on the remote.
         """
         with self._pass_lock:
-            return self._push(places)
-
-    def _push(self, places: tuple[str, ...]) -> MirrorPass:
-        ledger = self._ledger()
-        local = {name: _stamp(self.folder / name) for name in self._list_local(places)}
-        changed = [name for name, stamp in local.items() if ledger.get(name, {}).get("local") != stamp]
-        pushed, removed = [], []
-        if not places:  # a verb waits for it
-            self._announce("Uploading to", sum(stamp[0] for stamp in map(local.get, changed) if stamp is not None))
-        for name in sorted(changed, key=lambda name: _data_first((name, None))):
-            try:
-                _verifiers.get(Path(name).suffix, bool)(self.folder / name)
-                ledger[name] = {"version": self.remote.put(name, self.folder / name), "local": local[name]}
-            except CheckpointError as error:
-                self._set_aside(name, f"This machine's copy is not uploaded: {error} It")
-                continue
-            except WorkspaceError:
-                if _stamp(self.folder / name) == local[name]:
-                    raise
-                continue  # a slot overwritten during its upload: the next pass uploads it
-            pushed.append(name)
-        noted = self._noted_removals() if not places else set()  # what replaces it may be elsewhere, not up yet
-        for name in [name for name in ledger if _in_pass(name, places) and name not in local]:
-            if (name, ledger[name]["version"]) not in noted:
-                continue
-            self.remote.remove(name)
-            removed.append(name)
-        self._merge_ledger(ledger, pushed, removed)
-        return MirrorPass(pushed=tuple(pushed), removed=tuple(removed))
+            ledger = self._ledger()
+            local = {name: _stamp(self.folder / name) for name in self._list_local(places)}
+            changed = [name for name, stamp in local.items() if ledger.get(name, {}).get("local") != stamp]
+            pushed, removed = [], []
+            if not places:  # a verb waits for it
+                self._announce("Uploading to", sum(stamp[0] for stamp in map(local.get, changed) if stamp is not None))
+            for name in sorted(changed, key=lambda name: _data_first((name, None))):
+                try:
+                    _verifiers.get(Path(name).suffix, bool)(self.folder / name)
+                    ledger[name] = {"version": self.remote.put(name, self.folder / name), "local": local[name]}
+                except CheckpointError as error:
+                    self._set_aside(name, f"This machine's copy is not uploaded: {error} It")
+                    continue
+                except WorkspaceError:
+                    if _stamp(self.folder / name) == local[name]:
+                        raise
+                    continue  # a slot overwritten during its upload: the next pass uploads it
+                pushed.append(name)
+            noted = self._noted_removals() if not places else set()  # what replaces it may be elsewhere, not up yet
+            for name in [name for name in ledger if _in_pass(name, places) and name not in local]:
+                if (name, ledger[name]["version"]) not in noted:
+                    continue
+                self.remote.remove(name)
+                removed.append(name)
+            self._merge_ledger(ledger, pushed, removed)
+            return MirrorPass(pushed=tuple(pushed), removed=tuple(removed))
 
     # ------------------------------------------------------------------ one file
 

@@ -24,7 +24,6 @@ from ml_factory.storage.json_values import parse_json
 VERSION = 1
 _TREE = "tree"
 _MAX_DEPTH = 100
-_DEEPEST_TREE = 4 * _MAX_DEPTH  # a dict of a state whose keys are numbers takes three levels of JSON
 _ALIGN = 64  # bytes; the arrays begin at a multiple of it
 _BLOCK = 1 << 19  # bytes, a good part of a core's own cache
 _SHARED = 1 << 16  # bytes of an array that is not copied
@@ -117,7 +116,7 @@ def deserialize_state(
     """
     try:
         arrays = _read_arrays(memoryview(data), most_text)
-        tree = parse_json(_text(memoryview(arrays.pop(_TREE)), most_text), deepest=_DEEPEST_TREE)
+        tree = parse_json(_text(memoryview(arrays.pop(_TREE)), most_text))
         version = tree["version"]
         if type(version) is int and version > VERSION:
             raise CheckpointError(
@@ -170,8 +169,8 @@ def _pack(value: object, path: str, entries: dict[str, _Entry], depth: int) -> o
         return value if abs(value) < 1 << 63 else {"int": hex(value)}
     if kind is float:
         return value if math.isfinite(value) else {"float": struct.pack(">d", value).hex()}
-    if kind is bytes or kind is bytearray:
-        return {kind.__name__: _add_entry(np.frombuffer(value, np.uint8), path, entries, "uint8")}
+    if kind is bytes:
+        return {"bytes": _add_entry(np.frombuffer(value, np.uint8), path, entries, "uint8")}
     if kind is list or kind is tuple:
         items = [_pack(item, f"{path}[{i}]", entries, depth + 1) for i, item in enumerate(value)]
         return items if kind is list else {"tuple": items}
@@ -299,8 +298,6 @@ def _unpack(node: Any, arrays: dict[str, np.ndarray], tensors: bool) -> Any:
             return struct.unpack(">d", bytes.fromhex(value))[0]
         case "bytes":
             return arrays.pop(value).tobytes()
-        case "bytearray":
-            return bytearray(arrays.pop(value).tobytes())
         case "array":
             return _unpack_array(value, arrays)
         case "scalar":

@@ -114,7 +114,7 @@ class Workspace:
         folders = (self.raw, self.root / "data" / "processed", self.models, self._checkpoints, self.results)
         try:
             for folder in folders:
-                self.files.make_folder(folder)
+                files.make_folder(folder)
         except FileError as error:
             raise FileError(
                 "A folder of the workspace cannot be made", where=error.where, got=error.got,
@@ -188,9 +188,9 @@ class Workspace:
         self._pull(*(f"data/raw/{name}" for name in names))
         if minutes is not None:
             return self.raw / names[BAR_MINUTES.index(minutes)]
-        if self.files.is_file(self.raw / names[0]):
+        if files.is_file(self.raw / names[0]):
             return self.raw / names[0]
-        existing = set(self.files.names(self.raw))
+        existing = set(files.names(self.raw))
         return self.raw / next((name for name in names if name in existing), names[0])
 
     def processed(self, symbol: str) -> Path:
@@ -200,12 +200,6 @@ class Workspace:
 
     def __repr__(self) -> str:
         return f"Workspace({self.address!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Workspace) and self.root == other.root
-
-    def __hash__(self) -> int:
-        return hash(self.root)
 
 
 def parse_raw_bars_name(name: str) -> tuple[str, int] | None:
@@ -232,7 +226,7 @@ def require_raw_bars(workspace: Workspace, symbol: str) -> Path:
 
 def workspace_symbols(workspace: Workspace) -> list[str]:
     """List the symbols with raw bars in this workspace, sorted."""
-    return sorted({found[0] for found in map(parse_raw_bars_name, workspace.files.names(workspace.raw)) if found})
+    return sorted({found[0] for found in map(parse_raw_bars_name, files.names(workspace.raw)) if found})
 
 
 def push_workspace_on_exit(verb: Verb) -> Verb:

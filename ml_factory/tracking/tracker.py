@@ -59,18 +59,18 @@ class Tracker:
         self._finished = False
         self._path = self.folder / next_log_attempt(self.folder, process_id()[:8])
         self._file: io.FileIO | None = None
-        record = {"run_id": run_id, "settings": to_json_value(settings), "started_at": _now(), "attempt": self.attempt}
+        record = {
+            "run_id": run_id,
+            "settings": to_json_value(settings),
+            "started_at": _now(),
+            "attempt": attempt_number(self._path.name),
+        }
         self._write_json("run.json", record)
         if mode != "off":
             local = Path(local_folder or local_cache_folder("runs") / fingerprint_json([str(self.folder), run_id])[:16])
             spec = {"run_id": run_id, "folder": str(self.folder), "settings": record["settings"], "project": project}
             spec |= {"attempt": self._path.name, "snapshot": vars(snapshot) if snapshot is not None else None}
             self._mirror = WandbMirrorProcess.start(mode, local.absolute(), self._path.stem, spec)
-
-    @property
-    def attempt(self) -> int:
-        """Number of this attempt, from 1, over all sessions that this one knows of."""
-        return attempt_number(self._path.name)
 
     def log(self, step: int, metrics: dict) -> None:
         """Record metrics of one step. On return they are on the disk (outside this process); never waits for W&B."""

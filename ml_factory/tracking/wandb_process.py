@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import tempfile
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,7 +34,6 @@ class WandbMirrorProcess:
 
     def __init__(self, process: subprocess.Popen, status: Path, end: Path, mode: str):
         self._process, self._status, self._end, self._mode = process, status, end, mode
-        self._checked = time.monotonic()
         self._ended = False
 
     @classmethod
@@ -64,13 +62,12 @@ class WandbMirrorProcess:
         return cls(process, status, end, mode)
 
     def check(self) -> None:
-        """Warn once if the mirror broke; looks at most once a second."""
-        if not self._ended and time.monotonic() - self._checked > 1:
+        """Warn once if the mirror broke."""
+        if not self._ended:
             self.wait(0)
 
     def wait(self, seconds: float) -> bool:
         """Wait at most `seconds`; return True when the mirror has ended well."""
-        self._checked = time.monotonic()
         try:
             code = self._process.wait(seconds) if seconds > 0 else self._process.poll()
         except subprocess.TimeoutExpired:

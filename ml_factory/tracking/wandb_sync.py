@@ -12,7 +12,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -97,7 +96,7 @@ class WandbSync:
     ----------
     wandb : the module, or a stand-in.
     spec : description of the run, as `tracker.Tracker` passes it to its mirror.
-    set_deadline : (seconds or None, reason), as of `set_deadline`, for the next operations.
+    set_deadline : (seconds or 0, reason), as of `set_deadline`, for the next operations.
     """
 
     def __init__(self, wandb, spec: dict, set_deadline: Callable = lambda seconds, reason: None):
@@ -161,7 +160,7 @@ class WandbSync:
                 self.set_transfer_deadline(copies.values())
                 self.delete_old_checkpoints(KEPT_VERSIONS)
                 self.log_artifact(self._checkpoints, CHECKPOINTS, copies, {"run": self._spec["run_id"]})
-                self._set_deadline(None, "")
+                self._set_deadline(0, "")
                 self._sent, self._send_at = stamps, time.monotonic() + CHECKPOINT_SECONDS
 
     def delete_old_checkpoints(self, keep: int) -> None:
@@ -184,9 +183,8 @@ class WandbSync:
 
 def run_task(task: str, text: str) -> None:
     """Run "mirror" or "fetch" in a child process. text : arguments of the task as JSON."""
-    spec = json.loads(text)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    (_mirror if task == "mirror" else _fetch)(spec)
+    signal.signal(signal.SIGALRM, lambda *_: os.killpg(0, signal.SIGKILL))  # with what this process has started
+    (_mirror if task == "mirror" else _fetch)(json.loads(text))
 
 
 def _mirror(spec: dict) -> None:
@@ -194,24 +192,16 @@ def _mirror(spec: dict) -> None:
     status, end = Path(spec["status"]), Path(spec["end"])
     sys.excepthook = lambda kind, error, trace: status.write_text(redact_secrets(f"{kind.__name__}: {error}")[:500])
 
-    timer = threading.Timer(0, bool)
-
-    def set_deadline(seconds: float | None, reason: str) -> None:
-        """End this process, with what it has started, after `seconds`, also where the client hangs; None: no more."""
-        nonlocal timer
+    def set_deadline(seconds: float, reason: str) -> None:
+        """End this process after `seconds`, also where the client hangs; 0: no more."""
         status.write_text(reason or READY)
-        timer.cancel()
-        if seconds is not None:
-            timer = threading.Timer(seconds, os.killpg, (0, signal.SIGKILL))
-            timer.daemon = True
-            timer.start()
-        signal.alarm(0 if seconds is None else math.ceil(seconds) + 5)  # where the client holds the interpreter
+        signal.alarm(math.ceil(seconds))
 
     set_deadline(spec["init_seconds"], NO_ANSWER)
     with suppress(OSError):
         os.nice(10)
-    sync = WandbSync(_import_wandb(), spec, set_deadline)
-    set_deadline(None, "")
+    sync = WandbSync(importlib.import_module("wandb"), spec, set_deadline)
+    set_deadline(0, "")
     sync.follow_log(lambda: end.exists() or os.getppid() != spec["parent"])
     try:
         record = parse_json(files.read(end), finite=False)
@@ -235,7 +225,7 @@ def _fetch(spec: dict) -> None:
     """
     try:
         signal.alarm(math.ceil(spec["answer_seconds"]))
-        api = _import_wandb().Api(overrides={"project": PROJECT}, timeout=int(spec["answer_seconds"]))
+        api = importlib.import_module("wandb").Api(overrides={"project": PROJECT}, timeout=int(spec["answer_seconds"]))
         found = next((name for name in spec["names"] if api.artifact_exists(f"{PROJECT}/{name}:latest")), "")
         if found:
             signal.alarm(math.ceil(spec["fetch_seconds"]))
@@ -247,11 +237,6 @@ def _fetch(spec: dict) -> None:
     except Exception as error:  # noqa: BLE001 - any failure is reported to the parent
         answer = {"error": redact_secrets(f"{type(error).__name__}: {error}")[:500]}
     Path(spec["answer"]).write_text(json.dumps(answer))
-
-
-def _import_wandb():
-    """Import the wandb module; only in child processes, because it may hang."""
-    return importlib.import_module("wandb")
 
 
 def _wandb_name(text: str) -> str:

@@ -19,16 +19,15 @@ Part = Windows | np.ndarray
 
 
 class BatchLoader:
-    """Function from positions to one tensor (B, ...) on the device for each part.
+    """Function from positions to one tensor (B, ...) on the device for each part; parts that fit are kept there.
 
     parts : Windows, or arrays (N, ...) with a row for each window; all equally long.
-    resident : keep the parts on the device (None: where they fit).
     """
 
-    def __init__(self, device: Device, parts: Sequence[Part], resident: bool | None = None):
+    def __init__(self, device: Device, parts: Sequence[Part]):
         self.device, self.parts = device, parts
         size = sum(part.x_NF.nbytes if isinstance(part, Windows) else part.nbytes for part in parts)
-        self.resident = size <= SHARE_OF_MEMORY * device.free_bytes() if resident is None else resident
+        self.resident = size <= SHARE_OF_MEMORY * device.free_bytes()
         self._takes = [_device_reader(part, device) if self.resident else _host_reader(part) for part in parts]
 
     def __len__(self) -> int:

@@ -80,8 +80,9 @@ def build(
     stops = {stop for _, stop in stretches}
     minutes, states = settings.features.base_minutes, {first: {} for first, _ in stretches if first not in stops}
     made = build_features(bars, market, settings.features, states=states) if features else None
-    base = made.base if made else resample_bars(bars, market, minutes)
-    minute_bars, labels = resample_minute_bars_for_labels(bars, market, minutes), {}
+    with progress_phase("frames", len(bars)):
+        base = made.base if made else resample_bars(bars, market, minutes)
+        minute_bars, labels = resample_minute_bars_for_labels(bars, market, minutes), {}
     for horizon in horizons:
         with progress_phase(f"labels {horizon}", len(base)):
             labels[horizon] = make_labels(base, minute_bars, settings.label_spec_for(horizon), market)

@@ -21,7 +21,7 @@ from ml_factory.result import Result
 from ml_factory.runs import StoredRun, read_stored_runs
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.files import REMOVED, files
-from ml_factory.storage.locks import acquire_lock_file, check_lock_file_free, release_lock_file
+from ml_factory.storage.locks import acquire_lock_file, is_lock_file_held, release_lock_file
 from ml_factory.storage.stored_paths import stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol, push_workspace_on_exit
 
@@ -105,19 +105,18 @@ def _without_prepare(processed: Path, dry_run: bool) -> Iterator[bool]:
     dry_run : only look at the lock, and write nothing.
     """
     lock = processed / "prepare.lock"
-    if not files.is_folder(processed):
-        yield True
+    if dry_run or not files.is_folder(processed):
+        yield not is_lock_file_held(lock)
         return
     try:
-        (check_lock_file_free if dry_run else acquire_lock_file)(lock, "the prepared data")
+        acquire_lock_file(lock, "the prepared data")
     except CheckpointError:
         yield False
         return
     try:
         yield True
     finally:
-        if not dry_run:
-            release_lock_file(lock)
+        release_lock_file(lock)
 
 
 def _remove(item: RemovableItem, workspace: Workspace, needless: Callable[[], Collection[Path]]) -> bool:

@@ -2,14 +2,16 @@
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from ml_factory.argument_checks import DEFAULT_HORIZONS, DEMOS, check_horizon
 from ml_factory.code_fingerprint import source_hash
+from ml_factory.data.bar_report import BarFinding
 from ml_factory.data.io import import_bars, load_bars, raw_bar_minutes
 from ml_factory.data.resample import check_resample_length
 from ml_factory.data.rolls import RollSpec
@@ -109,11 +111,13 @@ def prepare(
     with record_progress() as phases:
         settings = add_found_barriers(settings, workspace.processed(symbol), searched, horizons)
         before, bars, settings = _import_raw_bars(workspace, symbol, data, settings, roll)
-        raw = files.sha256(require_raw_bars(workspace, symbol))
-        key = prepared_data_fingerprint(raw, settings.to_dict())
         processed = workspace.processed(symbol)
+        with progress_phase("hashing"):
+            raw = files.sha256(require_raw_bars(workspace, symbol))
+            key = prepared_data_fingerprint(raw, settings.to_dict())
         with file_lock(processed / "prepare.lock"):  # a second process finds what the first one made
-            store = DatasetStore.find(processed, key)
+            with progress_phase("looking for prepared data"):
+                store = DatasetStore.find(processed, key)
             stored = None if store is None else list(store.horizons)
             missing = [horizon for horizon in horizons if stored is None or horizon not in stored]
             if missing:
@@ -123,7 +127,7 @@ def prepare(
                     _certify(store, workspace, horizons, *built)
                 except FactoryError:
                     if before is not None:  # what was prepared before belongs to the bars before
-                        workspace.files.write(workspace.raw_bars(symbol), before)
+                        files.write(workspace.raw_bars(symbol), before)
                     raise
             else:
                 _certify(store, workspace, horizons)
@@ -167,7 +171,7 @@ def _import_raw_bars(
         with progress_phase("importing") as done:
             bars, imported = import_bars(data, workspace, symbol, settings.bars, roll=roll, calendar=settings.calendar)
             done(imported.rows)
-        _warn_findings(symbol, imported.to_dict(0)["findings"], "mapped")
+        _warn_findings(symbol, imported.findings, "mapped")
         # The file in data/raw is in the contract's form now: nothing is shifted or translated again.
         return before, bars, replace(settings, bars=RawBarSpec(imported.minutes, strict=settings.bars.strict))
     if roll is not None:
@@ -191,11 +195,11 @@ def _certify(
             _log.warning("%s: %s", store.facts["symbol"], leak.sentence())
 
 
-def _warn_findings(symbol: str, findings: Iterable[dict], severity: str) -> None:
+def _warn_findings(symbol: str, findings: Iterable[BarFinding], severity: str) -> None:
     """Log the findings of this severity at once, even where the run stops later."""
     for finding in findings:
-        if finding["severity"] == severity:
-            _log.warning("%s: %s", symbol, finding["message"])
+        if finding.severity == severity:
+            _log.warning("%s: %s", symbol, finding.message)
 
 
 # ---- writing -----------------------------------------------------------------------------------------------------
@@ -222,8 +226,9 @@ def _write(
     else:
         with progress_phase("checking", len(bars)):
             report = report_checked_bars(bars, settings.bars, where=require_raw_bars(workspace, symbol), symbol=symbol)
-    market = resolve_market_facts(symbol, bars, settings)
-    _warn_findings(symbol, report.to_dict()["findings"], "reported")
+    with progress_phase("market facts", len(bars)):
+        market = resolve_market_facts(symbol, bars, settings)
+    _warn_findings(symbol, report.findings, "reported")
     for note in market.inferred_fact_warnings():
         _log.warning("%s: %s", symbol, note)
     if len(bars):  # before features are computed
@@ -233,11 +238,14 @@ def _write(
     needed = estimate_prepared_bytes(len(bars), market, settings, len(horizons), features=not store.committed)
     files.require_space(store.folder, needed, f"the features and labels of {symbol}")
     subject, fresh = DataUnderProof(symbol, settings, tuple(horizons)), not store.committed
-    stretches = subject.stretches(bars, market.to_dict(), QUICK) if fresh and not settings.features.custom else []
-    built = build(bars, market, settings, horizons, features=fresh, stretches=stretches)
-    if built.features:
-        with progress_phase("writing", len(built.features)):
-            store.write_features(built.features)
+    with progress_phase("choosing stretches", len(bars)):
+        stretches = subject.stretches(bars, market.to_dict(), QUICK) if fresh and not settings.features.custom else []
+    states = {}
+    if fresh:  # written before labels are made: a long file's features are most of the memory
+        built = build(bars, market, settings, (), stretches=stretches)
+        features, states = built.features, built.states
+        with progress_phase("writing", len(features)):
+            store.write_features(features)
         made = {
             "symbol": symbol,
             "raw": {"hash": raw_hash, "rows": len(bars), "bars": report.fingerprint},
@@ -245,14 +253,16 @@ def _write(
             "sources": source_hash(DATA_PACKAGES),
             "market": market.to_dict(),
             "bars": report.to_dict(),
-            "first": built.features.first,
-            "staleness": built.features.frame_staleness,
+            "first": features.first,
+            "staleness": features.frame_staleness,
         }
         store.commit(made, current=False)  # a killed prepare continues with what is missing
+        del built, features
+    built = replace(build(bars, market, settings, horizons, features=False), stretches=stretches, states=states)
     for horizon in horizons:
         facts = _write_horizon(store, built, settings, market, horizon)
         store.commit({"horizons": {str(horizon): facts}}, current=False)
-    return bars, replace(built, features=None)
+    return bars, built
 
 
 def estimate_prepared_bytes(bars: int, market: MarketSpec, settings: DataSpec, horizons: int, *, features: bool) -> int:
@@ -267,18 +277,25 @@ def _write_horizon(store: DatasetStore, built: Built, settings: DataSpec, market
     if found := settings.searched_label_spec_for(horizon):
         check_found_barriers_bars(found, built.base, built.minute_bars, market)
     labels, first = built.labels[horizon], store.facts["first"]
-    labels = labels[labels["entry_bar"] >= first]
-    splits = chronological_split(labels, settings.splits)
-    check_class_sufficiency(labels, splits, expected_label_classes(settings.labels.kind))
+    with progress_phase(f"split {horizon}", len(labels)):
+        labels = labels[labels["entry_bar"] >= first]
+        splits = chronological_split(labels, settings.splits)
+        check_class_sufficiency(labels, splits, expected_label_classes(settings.labels.kind))
     if found:
         check_found_barriers_rows(found, labels, splits)
     train_rows = labels["entry_bar"].to_numpy()[splits["train"]] - first
     sample = TransformFitSample(store.values, tuple(store.feature_names), train_rows)
     with progress_phase(f"scaler {horizon}", len(train_rows)):
         scaler = fit_preprocessing_steps(settings.preprocess, sample)
-    store.write_horizon(horizon, labels, splits, scaler)
+    with progress_phase(f"storing {horizon}", len(labels)):
+        store.write_horizon(horizon, labels, splits, scaler)
+        return _horizon_facts(labels, splits, settings.labels.kind)
+
+
+def _horizon_facts(labels: pd.DataFrame, splits: Mapping[str, np.ndarray], kind: str) -> dict:
+    """Return class balance, extent of the parts, and the numbers of rows in none."""
     clear = labels["barrier"] != "ambiguous"
-    classes = label_classes(settings.labels.kind)
+    classes = label_classes(kind)
     balance = {name: int(((labels["label"] == label) & clear).sum()) for name, label in classes.items()}
     parts = {
         name: {
@@ -306,7 +323,7 @@ def _result(
     balance = pd.DataFrame({horizon: facts["balance"] for horizon, facts in stored.items()}).T.rename_axis("horizon")
     parts = {(horizon, part): stored[horizon]["parts"][part] for horizon in horizons for part in SPLITS}
     last = horizons[-1]
-    weeks = interval_week_numbers(store.load_labels(last).index[store.load_splits(last)["test"]])
+    weeks = interval_week_numbers(store.load_label_ends(last).index[store.load_splits(last)["test"]])
     spanned, proof = count_interval_weeks(weeks), describe_proof_of_store(store, last)
     how, resumed = "found as prepared before" if reused else "prepared now", None if reused else found
     if resumed is not None:

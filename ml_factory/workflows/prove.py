@@ -69,8 +69,9 @@ def prove_store(
     features = Table(rows, rows.index.as_unit("ns").asi8)
     found = prove(subject, bars, spec, facts=facts, features=features, built=built)
     for horizon in horizons:
-        split = Split("stored", store.load_splits(horizon), settings.splits.embargo_bars)
-        found.add(find_unpurged_rows(store.load_labels(horizon), split, f"split h{horizon}"))
+        with progress_phase(f"stored split {horizon}"):
+            split = Split("stored", store.load_splits(horizon), settings.splits.embargo_bars)
+            found.add(find_unpurged_rows(store.load_label_ends(horizon), split, f"split h{horizon}"))
     found.merge(check_custom_features(bars, facts, settings.features, quick=spec.form == "quick"))
     found.merge(also)
     certificates = {
@@ -185,17 +186,17 @@ def _audit_scaler(store: DatasetStore, horizon: int, found: Findings, *, columns
 
     columns : number of columns of a lone scaler to compare, drawn at random; None: all.
     """
-    steps, labels = stored_data_settings(store).preprocess, store.load_labels(horizon)
-    train = store.load_splits(horizon)["train"]
-    rows = store.known_at.searchsorted(labels.index[train])
-    values, names = store.values, tuple(store.feature_names)
+    steps = stored_data_settings(store).preprocess
     given = found.given("scaler", store.load_scaler(horizon)).to_dict()
-    if columns and len(steps) == 1 and steps[0] in SCALERS and len(names) > columns:
-        some = np.sort(seeded_generator("scaler columns", horizon).choice(len(names), columns, replace=False))
-        values, rows, names = values[rows][:, some], np.arange(len(rows)), tuple(names[k] for k in some)
-        numbers = [name for name in ("center", "scale", "knots") if name in given]
-        given = {**given, **{name: np.asarray(given[name])[some].tolist() for name in numbers}}
-    with progress_phase(f"refitting scaler {horizon}", len(rows)):
+    with progress_phase(f"refitting scaler {horizon}") as done:
+        train = store.load_label_ends(horizon).index[store.load_splits(horizon)["train"]]
+        rows, values, names = store.known_at.searchsorted(train), store.values, tuple(store.feature_names)
+        if columns and len(steps) == 1 and steps[0] in SCALERS and len(names) > columns:
+            some = np.sort(seeded_generator("scaler columns", horizon).choice(len(names), columns, replace=False))
+            values, rows, names = values[rows[:, None], some], np.arange(len(rows)), tuple(names[k] for k in some)
+            numbers = [name for name in ("center", "scale", "knots") if name in given]
+            given = {**given, **{name: np.asarray(given[name])[some].tolist() for name in numbers}}
+        done(len(rows))
         wanted = fit_preprocessing_steps(steps, TransformFitSample(values, names, rows))
     part = f"scaler h{horizon}"
     found.count(part, len(rows))

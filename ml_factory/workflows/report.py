@@ -17,7 +17,6 @@ from ml_factory.evaluation.calibration import reliability_table
 from ml_factory.evaluation.deciles import decile_returns
 from ml_factory.evaluation.findings import finding_lines, findings_section, next_step_sentence, sort_findings
 from ml_factory.evaluation.html_report import HtmlSection, write_html_report
-from ml_factory.evaluation.metrics import MetricsTable
 from ml_factory.evaluation.verdict import BASELINE_LINES, format_verdict_bounds, verdict_gains_of_folds
 from ml_factory.features.build import FeatureSpec
 from ml_factory.lazy_module import LazyModule
@@ -98,7 +97,7 @@ def evaluate(
     ]  # fmt: skip
     return Result(
         lines, figure=lambda: plots.plot_metrics(compared.test_metrics), also={"verdict": compared.verdict},
-        symbol=symbol, horizon=horizon, metrics=MetricsTable(shown), report_path=path, run_ids=run_ids,
+        symbol=symbol, horizon=horizon, metrics=shown, report_path=path, run_ids=run_ids,
         choices=choices, verdicts=dict(compared.verdicts), chosen=compared.chosen, calibration=compared.calibration,
         findings=compared.findings, traded=traded, seconds=seconds,
     )  # fmt: skip
@@ -211,7 +210,7 @@ def model_result(
     ]  # fmt: skip
     return Result(
         lines, figure=figure, also={**(also or {}), "origin": origin_table(state)}, symbol=data.symbol,
-        horizon=data.horizon, **state, limited=facts["limited"], metrics=MetricsTable(evaluated.metrics),
+        horizon=data.horizon, **state, limited=facts["limited"], metrics=evaluated.metrics,
         artifact=artifact.path, predictions_path=written, predictions_hash=files.sha256(written), report_path=path,
         verdict=evaluated.verdict, calibration=evaluated.calibration, findings=evaluated.findings, **own,
         seconds=seconds,

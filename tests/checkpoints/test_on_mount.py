@@ -164,14 +164,6 @@ def test_resume_fetches_newest_checkpoint_and_the_next_only_where_that_one_is_to
         fourth.load_latest_checkpoint("p")
 
 
-def test_many_saves_leave_five_files_on_drive(world):
-    for value in range(40):
-        world.manager.save_checkpoint("p", {"value": value}, force=True, metrics={"val_loss": float(value != 20)})
-    world.manager.close()
-    files = list(world.drive.glob("ws/checkpoints/r/*"))
-    assert len(files) <= 5 and max(read_checkpoint(path)[1]["value"] for path in files) == 39
-
-
 def test_rm_of_checkpoints_on_drive_begins_anew_and_finished_files_are_deleted_there(world):
     world.save()
     (world.drive / "ws/results/note.txt").write_text("something else is listed")

@@ -175,14 +175,14 @@ from tests.small_data import SMALL_DATA, SMALL_DATA_WORDS
 
 if importlib.util.find_spec("torch"):  # `make matrix` has rows without it
     from ml_factory.recipes import resnet50, surrogate, t5
-    from ml_factory.recipes.compress import CompressionSettings, prune_t5_state, run_compress
+    from ml_factory.recipes.compress import prune_t5_state, run_compress
     from ml_factory.recipes.images import ImageBatches, ShardSamples
     from ml_factory.recipes.labelled_text import made_up_texts
-    from ml_factory.recipes.resnet50 import ResNetSettings, build_resnet50, train_resnet50
+    from ml_factory.recipes.resnet50 import build_resnet50, train_resnet50
     from ml_factory.recipes.sdce_run import SdceSettings, run_sdce, summary
     from ml_factory.recipes.shard_writer import array_samples, write_shards
     from ml_factory.recipes.shards import find_shards
-    from ml_factory.recipes.t5 import T5Settings, run_t5
+    from ml_factory.recipes.t5 import run_t5
     from ml_factory.training.device import Device
 
 device, sampler, state = (LazyModule(f"ml_factory.training.{name}") for name in ("device", "sampler", "state"))

@@ -5,7 +5,7 @@ import torch
 
 from ml_factory.errors import SettingsError
 from ml_factory.storage.workspace import Workspace
-from tests.contract.doors import CompressionSettings, prune_t5_state, run_compress, t5
+from tests.contract.doors import prune_t5_state, run_compress, t5
 
 
 def test_t5_without_heads_that_do_nothing_computes_the_same():
@@ -32,7 +32,7 @@ def test_t5_without_heads_that_do_nothing_computes_the_same():
 )
 def test_wrong_method_is_refused(text, tmp_path):
     with pytest.raises(SettingsError, match="methods"):
-        run_compress(Workspace(tmp_path), CompressionSettings(methods=text))
+        run_compress(Workspace(tmp_path), "", methods=text)
 
 
 def test_model_without_a_run_is_refused(tmp_path, call):

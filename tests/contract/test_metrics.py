@@ -75,7 +75,7 @@ def test_row_log_loss_of_zero_probability_is_36_nats():
 @pytest.mark.parametrize(
     ("y", "p", "w", "words"),
     [
-        ([2], [[0.2, 0.3, 0.5]], None, "none of the three classes"),
+        ([2], [[0.2, 0.3, 0.5]], None, "Unknown label"),
         ([1, 0], [[0.2, 0.3, 0.5]], None, "differ in shape"),
         ([1], [[0.2, 0.3, np.nan]], None, "hold no probabilities"),
         ([1], [[0.2, 0.3, 0.6]], None, "sum to 1"),

@@ -1,6 +1,5 @@
 """recipe t5: generation, scores; trained, killed, resumed to the same bits, evaluated, written."""
 
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.contract.doors import T5Settings, TrainSpec, made_up_texts, t5
+from tests.contract.doors import TrainSpec, made_up_texts, t5
 from tests.recipes.text_cases import t5_settings, trained_t5
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,7 +92,7 @@ def test_run_learns_and_writes_predictions_results_and_pictures(whole):
 
 def test_trained_model_by_path_is_the_start_of_another_training(whole, tmp_path):
     given = t5_settings(lr=1e-9, epochs=1)
-    again = trained_t5(tmp_path, replace(given, model=str(Path(whole["folder"]) / "model"), max_length=32))
+    again = trained_t5(tmp_path, given | {"model": str(Path(whole["folder"]) / "model")})
     assert again["accuracy"] == whole["accuracy"] and again["length"] == whole["length"]
 
 
@@ -111,7 +110,7 @@ def write_lines(path: Path) -> Path:
 @pytest.mark.skipif(not TEXT.is_dir(), reason="the texts are not at hand")
 def test_real_lines_reach_95_percent_in_three_minutes(tmp_path):
     loop = TrainSpec(epochs=1, batch=64, lr=2e-3, eval_batch=256, device="cpu", precision="fp32")
-    settings = T5Settings(loop, data=str(write_lines(tmp_path / "lines.tsv")), max_length=64)
+    settings = {"training": loop, "data": str(write_lines(tmp_path / "lines.tsv")), "max_length": 64}
     facts = trained_t5(tmp_path, settings)
     assert facts["accuracy"] >= 0.95 and facts["unseen"]["accuracy"] >= 0.95
     assert sum(one["seconds"] for one in facts["history"]) < 180

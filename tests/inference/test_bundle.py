@@ -79,12 +79,12 @@ def test_bundle_with_own_network_that_was_changed_since_is_refused(prepared, tmp
         pass
 
     monkeypatch.setattr(registry, "_SPECS", dict(registry._SPECS))
-    registry.register_model("mine", Mine, family="sequence", check=False)
+    registry.register_model("mine", Mine, family="sequence")
     pipeline.train(prepared, "DEMO", H, "mine", mirror="off", model_settings={**NETWORK, "epochs": 1})
     path = pipeline.export(prepared, "DEMO", H, "mine", formats=("bundle",), out=tmp_path).paths["bundle"]
     assert Bundle.load(path).description["networks"] == {"mine": registry.registered_source_hash("mine")}
     other = type("Mine", (Mine,), {"own": 1})
-    registry.register_model("mine", other, family="sequence", check=False)
+    registry.register_model("mine", other, family="sequence")
     with pytest.raises(SettingsError, match=r"network mine is not the one in this bundle.*source .*wanted source"):
         Bundle.load(path)
 

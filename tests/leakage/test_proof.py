@@ -13,7 +13,8 @@ import pytest
 from ml_factory.data import resample, sessions
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.validation import validate_bars
-from ml_factory.datasets import feature_selection, scaling
+from ml_factory.datasets import scaling
+from ml_factory.datasets.fitted_transforms import PcaTransform
 from ml_factory.features import build
 from ml_factory.leakage.proof import QUICK, ProofSpec, prove
 from ml_factory.targets import label_table, splits
@@ -164,10 +165,10 @@ def test_quick_feed_ends_at_cuts_of_every_kind_and_from_kept_states_gives_the_ro
     fed = pipeline.feed(bars, market.to_dict(), stretches, built.states)
     rows = built.features.to_frame()
     assert fed.equals(rows.loc[fed.index]) and fed.equals(pipeline.feed(bars, market.to_dict(), stretches, {}))
-    assert len(built.states) < len(stretches) / 2 and 80 < len(stretches) <= 96 and 1_000 < len(fed) < len(rows) / 2
+    assert len(built.states) < len(stretches) / 2 and 40 < len(stretches) <= 48 and 400 < len(fed) < len(rows) / 2
     stops = {stop for _, stop in stretches}
     silences = np.flatnonzero(np.diff(bars.index.as_unit("ns").asi8) > 20 * 60_000_000_000) + 1
-    assert len(stops & set(silences.tolist())) > 10  # ends of sessions, weekends and holes
+    assert len(stops & set(silences.tolist())) > 5  # ends of sessions, weekends and holes
     clean = prove(pipeline, bars, replace(QUICK, fit_rows=0), facts=market.to_dict(), built=built)
     assert clean.passed and clean.compared["features, fed bar by bar"] == len(stretches)
     wrong = replace(built, states=dict.fromkeys(built.states, built.states[stretches[0][0]]))
@@ -246,14 +247,10 @@ def scaler_of_all(patch):
     patch.setattr(scaling.RobustScaler, "fit", spoilt)
 
 
-def clusters_of_all(patch):
-    """The step's real selection, on every row."""
-    honest = feature_selection.SELECTIONS["clusters"]
-
-    def spoilt(sample, **options):
-        return honest(replace(sample, rows=np.arange(len(sample.x_NF))), **options)
-
-    patch.setitem(feature_selection.SELECTIONS, "clusters", spoilt)
+def components_of_all(patch):
+    honest = PcaTransform.fit
+    spoilt = classmethod(lambda cls, sample, **options: honest(replace(sample, rows=np.arange(len(sample.x_NF)))))
+    patch.setattr(PcaTransform, "fit", spoilt)
 
 
 FITTED = {"part": "fitted h10", "spec": LEARNT}
@@ -265,8 +262,7 @@ INJECTED = [
     Injected("unpurged", unpurged, "split h10", spec=LEARNT),
     Injected("embargo forgotten", without_embargo, "split h10", spec=LEARNT),
     Injected("scaler of all rows", scaler_of_all, column="preprocessing", **FITTED),
-    Injected("clusters of all rows", clusters_of_all, column="preprocessing", steps=("clusters", "robust"),
-             **FITTED),
+    Injected("components of all rows", components_of_all, column="preprocessing", steps=("pca", "robust"), **FITTED),
 ]  # fmt: skip
 
 

@@ -3,15 +3,21 @@
 import numpy as np
 import pytest
 
-from ml_factory.models.base import ModelBase
-from ml_factory.models.importances import feature_importance_table, permutation_importances
+from ml_factory.models.importances import feature_importance_table
 from ml_factory.models.registry import build_model
+from ml_factory.models.tabular import TabularModel
 
 TABULAR = ("xgboost", "lightgbm", "catboost", "linear")
 
 
-class ByFirst(ModelBase):
+class ByFirst(TabularModel):
     """Says 0.8 for the sign of the first feature, 0.1 for the others; reads nothing else."""
+
+    def __init__(self):
+        self.n_features = 3
+
+    def importances(self):
+        return np.array([0.5, 0.2, 0.3])
 
     def predict_proba(self, x):
         p = np.full((len(x), 3), 0.1)
@@ -26,19 +32,18 @@ def data():
     return x, np.digitize(2 * x[:, 1] + x[:, 3] + 0.5 * rng.normal(size=600), [-0.8, 0.8]) - 1, rng.uniform(0.2, 2, 600)
 
 
-def test_permutation_importances_equal_hand_computed_loss_rise():
+def test_permuted_column_equals_hand_computed_loss_rise():
     x = np.random.default_rng(1).normal(size=(4_000, 3)).astype(np.float32)
-    y = np.where(x[:, 0] > 0, 1, -1)
-    before = x.copy()
-    rise, spread = permutation_importances(ByFirst(), x, y, repeats=5)
+    y, before = np.where(x[:, 0] > 0, 1, -1), x.copy()
+    table = feature_importance_table(ByFirst(), list("abc"), x, y, rows=4_000, repeats=5)
+    assert list(table.index) == ["a", "c", "b"]
     # Half of the permuted rows get the other sign: their loss goes from -log 0.8 to -log 0.1.
-    np.testing.assert_allclose(rise, [0.5 * np.log(8), 0, 0], atol=0.03)
-    assert 0 < spread[0] < 0.05 and (spread[1:] == 0).all()
+    np.testing.assert_allclose(table["permuted"], [0.5 * np.log(8), 0, 0], atol=0.03)
+    assert 0 < table["spread"].iloc[0] < 0.05 and (table["spread"].iloc[1:] == 0).all()
     np.testing.assert_array_equal(x, before)
-    some, _ = permutation_importances(ByFirst(), x, y, columns=[2, 0], repeats=5)
-    np.testing.assert_array_equal(some, rise[[2, 0]])
-    weighed, _ = permutation_importances(ByFirst(), x, y, np.where(np.arange(4_000) < 2_000, 1, 0), repeats=5)
-    assert weighed[0] != rise[0]
+    half = np.where(np.arange(4_000) < 2_000, 1, 0)
+    weighed = feature_importance_table(ByFirst(), list("abc"), x, y, half, rows=4_000, repeats=5)
+    assert weighed["permuted"].iloc[0] != table["permuted"].iloc[0]
 
 
 @pytest.mark.parametrize("name", TABULAR)
@@ -58,4 +63,4 @@ def test_importance_table_lists_informative_features_first(name, data):
 
 
 def test_importance_table_of_model_without_importances_is_empty(data):
-    assert feature_importance_table(ByFirst(), list("abcde"), *data).empty
+    assert feature_importance_table(build_model("lstm"), list("abcde"), *data).empty

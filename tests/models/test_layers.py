@@ -20,7 +20,7 @@ def test_instance_norm_removes_level_and_scale_of_each_window():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("tokens", [1, 70])
+@pytest.mark.parametrize("tokens", [1, 3, 70])
 def test_attention_values_and_gradients_equal_formula(tokens, dtype):
     """Also where the largest scores are in the hundreds: nothing overflows."""
     torch.manual_seed(0)

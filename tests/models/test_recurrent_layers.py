@@ -1,4 +1,4 @@
-"""The scan form of LSTM and GRU against torch's own layers: outputs, states and gradients, from the same weights."""
+"""The scan form of LSTM and GRU against torch's own layers: outputs and gradients, from the same weights."""
 
 import pytest
 import torch
@@ -19,10 +19,6 @@ def layers_of(ours, theirs, layers):
     return own, official
 
 
-def flat(state):
-    return state if isinstance(state, tuple) else (state,)
-
-
 @pytest.fixture(autouse=True)
 def plain_scan(monkeypatch):
     """The scan of XLA, in Python."""
@@ -32,25 +28,19 @@ def plain_scan(monkeypatch):
         for now in inputs_T:
             carry, output = step(carry, now)
             outputs.append(output)
-        return carry, torch.stack(outputs)
+        return torch.stack(outputs)
 
     monkeypatch.setattr(recurrent_layers, "scan_steps", scan)
 
 
 @pytest.mark.parametrize(("ours", "theirs"), KINDS)
-@pytest.mark.parametrize("given", [False, True])
-def test_recurrent_scan_equals_torch_layer(ours, theirs, given):
-    """Outputs, last states and gradients."""
+def test_recurrent_scan_equals_torch_layer(ours, theirs):
+    """Outputs and gradients."""
     own, official = layers_of(ours, theirs, 2)
-    x_BTF, direction_BTH, state = torch.randn(B, T, F), torch.randn(B, T, H), None
-    if given:
-        parts = tuple(torch.randn(2, B, H) for _ in range(2 if theirs is nn.LSTM else 1))
-        state = parts if theirs is nn.LSTM else parts[0]
-    y_BTH, last = recurrent_layers.scan_recurrent_layer(own, x_BTF, state)
-    expected_BTH, expected_last = official(x_BTF, state)
+    x_BTF, direction_BTH = torch.randn(B, T, F), torch.randn(B, T, H)
+    y_BTH, expected_BTH = recurrent_layers.scan_recurrent_layer(own, x_BTF), official(x_BTF)[0]
     torch.testing.assert_close(y_BTH, expected_BTH, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(flat(last), flat(expected_last), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(own(x_BTF, state)[0], expected_BTH, atol=0, rtol=0)
+    torch.testing.assert_close(own(x_BTF)[0], expected_BTH, atol=0, rtol=0)
     for one_BTH in (y_BTH, expected_BTH):
         (one_BTH * direction_BTH).sum().backward()
     for (name, one), other in zip(own.named_parameters(), official.parameters(), strict=True):
@@ -63,12 +53,12 @@ def test_recurrent_scan_dropout_applies_between_layers_in_training_only():
     for number, layer in enumerate((first, second)):
         layer.load_state_dict({f"{name}_l0": getattr(own, f"{name}_l{number}").data for name in recurrent_layers.NAMES})
     torch.manual_seed(1)
-    dropped_BTH, _ = recurrent_layers.scan_recurrent_layer(own, x_BTF)
+    dropped_BTH = recurrent_layers.scan_recurrent_layer(own, x_BTF)
     torch.manual_seed(1)
     between_TBH = nn.functional.dropout(first(x_BTF)[0].transpose(0, 1).contiguous(), 0.5)
     torch.testing.assert_close(dropped_BTH, second(between_TBH.transpose(0, 1))[0], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(
-        recurrent_layers.scan_recurrent_layer(own.eval(), x_BTF)[0], own(x_BTF)[0], atol=1e-5, rtol=1e-5
+        recurrent_layers.scan_recurrent_layer(own.eval(), x_BTF), own(x_BTF)[0], atol=1e-5, rtol=1e-5
     )
 
 

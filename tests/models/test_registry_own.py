@@ -68,10 +68,10 @@ def test_register_model_that_cannot_train_raises_and_is_not_registered(complaint
 
 
 def test_register_model_as_decorator_gives_changed_network_another_signature():
-    assert register_model("mine", check=False)(Mine) is Mine and find_model_spec("mine").family == "advanced"
+    assert register_model("mine")(Mine) is Mine and find_model_spec("mine").family == "advanced"
     first = find_model_spec("mine").signature
     other = type("Mine", (Mine,), {"forward": lambda self, x_BTF: Mine.forward(self, 2 * x_BTF)})
-    assert register_model("mine", other, check=False).signature != first != ""
+    assert register_model("mine", other).signature != first != ""
     assert registry.registered_source_hash("lstm") == "" == registry.registered_source_hash("stack")
 
 
@@ -131,8 +131,8 @@ def test_user_code_hash_of_self_containing_containers_ends():
 def test_register_model_invalid_name_or_family_raises_settings_error():
     for name in ("xgboost", "Mine", "", "a b"):
         with pytest.raises(SettingsError, match=r"\[name\]"):
-            register_model(name, Mine, check=False)
+            register_model(name, Mine)
     with pytest.raises(SettingsError, match="did you mean 'advanced'"):
-        register_model("mine", Mine, family="advance", check=False)
+        register_model("mine", Mine, family="advance")
     with pytest.raises(SettingsError, match=r"\[network\]"):
-        register_model("mine", nn.Linear, check=False)
+        register_model("mine", nn.Linear)

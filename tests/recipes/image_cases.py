@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from ml_factory.recipes.resnet50 import ResNetSettings
 from ml_factory.recipes.shard_writer import array_samples, write_shards
 from ml_factory.storage.serialization import read_state_file
 from ml_factory.storage.workspace import Workspace
@@ -26,10 +25,10 @@ def shards(tmp_path):
     return tmp_path / "train", tmp_path / "test"
 
 
-def settings_of(shards, training=None, **more) -> ResNetSettings:
+def settings_of(shards, training=None, **more) -> dict:
     """Small settings of a training on these shards; training : other settings of the loop."""
     given = {"train": str(shards[0]), "test": str(shards[1]), "image_size": 16, "workers": 2, "classes": 3, "width": 1}
-    return ResNetSettings(TrainSpec(**LOOP | (training or {})), **given | more)
+    return given | more | {"training": TrainSpec(**LOOP | (training or {}))}
 
 
 def weights_of(workspace: Workspace) -> dict:

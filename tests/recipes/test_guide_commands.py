@@ -107,7 +107,12 @@ def clean(monkeypatch):
 @pytest.mark.parametrize("command", [*(one for one, kind in WORKS.items() if kind == "sdce"), *MORE_OF_SDCE])
 def test_guides_command_of_sdce_reaches_the_training(command, clean):
     seen = []
-    clean.setattr(sdce_run, "run_sdce", lambda settings, **more: seen.append(settings) or {})
+
+    def run(config, *, fresh, on_status, **flags):
+        seen.append(sdce_run.sdce_settings(config, flags))
+        return {}
+
+    clean.setattr(sdce_run, "run_sdce", run)
     clean.chdir(ROOT / "recipes")
     script, *words = shlex.split(command[command.index("train.py") :])
     clean.setattr(sys, "argv", [script, *words])
@@ -153,9 +158,10 @@ def test_guides_script_of_slices_is_the_verb_tpu(clean, tmp_path):
 def resnets(clean):
     """The settings of each training that a command reaches."""
     seen = []
-    clean.setattr(resnet50, "train_resnet50", lambda place, settings, **more: seen.append(settings) or {
-        "accuracy": 0, "held_out_samples": 0, "test_samples": 0, "best_epoch": 1, "history": [{"accuracy": 0.0}],
-    })  # fmt: skip
+    facts = {"accuracy": 0, "held_out_samples": 0, "test_samples": 0, "best_epoch": 1, "history": [{"accuracy": 0.0}]}
+    clean.setattr(
+        resnet50, "train_resnet50", lambda _, training, *, emit, **more: seen.append((training, more)) or facts
+    )
     return seen
 
 
@@ -164,7 +170,7 @@ def test_guides_checkpoint_to_load_is_of_the_bucket_and_put_in_the_local_place(r
         for name in ("BUCKET", "LOAD_CHKPT_FILE", "LOAD_CHKPT_DIR"):
             clean.setenv(name, exports.get(name, ""))
         assert call("recipe", "resnet50", "--fake-data")[0] == 0
-        return resnets[-1].initial
+        return resnets[-1][1]["initial"]
 
     assert initial() == "" and initial(LOAD_CHKPT_DIR="/tmp/m.pt") == "/tmp/m.pt"
     assert initial(BUCKET="tpu-demo", LOAD_CHKPT_FILE="a/m.pt") == "gs://tpu-demo/a/m.pt"
@@ -178,6 +184,13 @@ def test_guides_checkpoint_to_load_is_of_the_bucket_and_put_in_the_local_place(r
     assert code == 2 and "Which bucket holds this object?" in err
 
 
+def test_result_of_resnet_is_printed_by_the_first_process_alone(resnets, clean, call):
+    for rank, lines in (("0", 1), ("1", 0)):
+        clean.setenv("TORCHELASTIC_RUN_ID", "one")
+        clean.setenv("RANK", rank)
+        assert call("recipe", "resnet50", "--fake-data")[1].count("accuracy") == lines
+
+
 def test_guides_command_of_resnet_takes_flags_and_the_same_from_the_environment(resnets, clean):
     for name, value in EXPORTS.items():
         clean.setenv(name, os.path.expandvars(value))
@@ -186,12 +199,13 @@ def test_guides_command_of_resnet_takes_flags_and_the_same_from_the_environment(
     for given in (words, ["--log_steps=10"]):
         cli.run(["recipe", "resnet50", *given])
     flags, environment = resnets
-    assert flags == environment and flags.training.precision == "bf16"
-    assert flags.train == "pipe:gsutil cat gs://tpu-demo/train/cifar-train-{000000..000639}.tar"
-    assert (flags.training.epochs, flags.training.batch, flags.training.eval_batch) == (5, 128, 64)
-    assert (flags.workers, flags.train_size, flags.test_size) == (8, 1_280_000, 50_000)
-    assert (flags.save_model, flags.model_bucket) == ("/tmp/model-chkpt.pt", "tpu-demo")
-    assert flags.logdir == "gs://tpu-demo/log-20261124"
+    assert flags == environment
+    training, given = flags
+    assert given["train"] == "pipe:gsutil cat gs://tpu-demo/train/cifar-train-{000000..000639}.tar"
+    assert (training.epochs, training.batch, training.eval_batch, training.precision) == (5, 128, 64, "bf16")
+    assert (given["workers"], given["train_size"], given["test_size"]) == (8, 1_280_000, 50_000)
+    assert (given["save_model"], given["model_bucket"]) == ("/tmp/model-chkpt.pt", "tpu-demo")
+    assert given["logdir"] == "gs://tpu-demo/log-20261124"
 
 
 @pytest.mark.parametrize(("command", "message"), RETIRED.items())

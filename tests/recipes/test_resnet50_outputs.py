@@ -57,7 +57,7 @@ def test_shards_weights_logs_and_run_of_resnet50_are_in_the_bucket(machine, shar
     outputs = {"model_bucket": bucket, "logdir": f"{bucket}/logs"}
     place, once = Workspace(f"{bucket}/slice"), {"epochs": 1}
     written = str(tmp_path / "out" / "model-chkpt.pt")
-    facts = train_resnet50(place, settings_of(sources, once, save_model=written, **outputs), emit=quiet)
+    facts = train_resnet50(place, **settings_of(sources, once, save_model=written, **outputs), emit=quiet)
     assert facts["uploaded"] == f"{bucket}/model-chkpt.pt" and facts["log"] == f"{bucket}/logs"
     found = objects(bucket, tmp_path / "seen")
     run = f"slice/results/resnet50/{facts['run']}"
@@ -69,9 +69,9 @@ def test_shards_weights_logs_and_run_of_resnet50_are_in_the_bucket(machine, shar
     first = weights_of(place)
     machine("two")  # another machine: it finds the result, and begins another run with these weights
     again = Workspace(f"{bucket}/slice")
-    assert train_resnet50(again, settings_of(sources, once), emit=quiet)["run"] == facts["run"]
+    assert train_resnet50(again, **settings_of(sources, once), emit=quiet)["run"] == facts["run"]
     given = settings_of(sources, once, initial=f"{bucket}/model-chkpt.pt", **outputs)
-    assert train_resnet50(again, given, emit=quiet)["run"] != facts["run"]
+    assert train_resnet50(again, **given, emit=quiet)["run"] != facts["run"]
     objects(bucket, tmp_path / "seen")
     kept = read_state_file(tmp_path / "seen" / "model-chkpt.pt")["weights"]
     assert all(torch.equal(value, first[name]) for name, value in kept.items())

@@ -3,7 +3,6 @@
 from dataclasses import fields, replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 from cyclopts import CycloptsError
@@ -13,7 +12,6 @@ from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.recipes import sdce_run
 from ml_factory.recipes.run import is_writing_process, root_of_output, tpu_host
 from ml_factory.recipes.sdce_run import SdceSettings, batch_arithmetic, sdce_settings
-from ml_factory.training.device import Device
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 
@@ -22,8 +20,13 @@ RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 def given(monkeypatch):
     """Call it with the words of a command: the settings that the recipe would train with."""
     seen = []
-    monkeypatch.setattr(sdce_run, "run_sdce", lambda settings, **more: seen.append(settings) or {})
     monkeypatch.chdir(RECIPES)
+
+    def run(config, *, fresh, on_status, **flags) -> dict:
+        seen.append(sdce_settings(config, flags))
+        return {}
+
+    monkeypatch.setattr(sdce_run, "run_sdce", run)
 
     def settings_of(words: list[str]) -> SdceSettings:
         cli.run(["recipe", "sdce", *words])
@@ -144,14 +147,4 @@ def test_sdce_relative_output_of_a_worker_lies_in_its_bucket(monkeypatch):
 def test_sdce_two_numbers_of_hosts_are_refused(hosts, says, monkeypatch):
     monkeypatch.setenv("TPU_PROCESS_COUNT", "4")
     with pytest.raises(FactoryError, match=says):
-        sdce_run.run_sdce(SdceSettings(dataset="./absent.txt", device="cpu", tpu_num_hosts=hosts))
-
-
-def test_sdce_rows_on_disk_are_read_into_memory_only_where_they_are_few(tmp_path, monkeypatch):
-    np.save(tmp_path / "rows.npy", np.arange(12, dtype=np.int32).reshape(3, 4))
-    rows = np.load(tmp_path / "rows.npy", mmap_mode="r")
-    for limit, few in ((rows.nbytes, True), (rows.nbytes - 1, False)):
-        monkeypatch.setattr(sdce_run, "IN_MEMORY", limit)
-        feed = sdce_run._feed(Device("cpu", 1), [rows])
-        assert (feed.resident, isinstance(feed.parts[0], np.memmap)) == (few, not few)
-        assert [part.tolist() for part in feed(np.array([2]))] == [[[8, 9, 10, 11]], [1.0]]
+        sdce_run.run_sdce(dataset="./absent.txt", device="cpu", tpu_num_hosts=hosts)

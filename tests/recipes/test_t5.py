@@ -44,6 +44,7 @@ def test_guides_command_names_the_file_it_wants_and_trains_with_one(monkeypatch,
     code, _, err = call("--workspace", tmp_path)
     assert code == 2 and "--data FILE.tsv" in err and "--fake_data" in err
     seen = []
-    monkeypatch.setattr(t5, "run_t5", lambda place, settings, **more: seen.append(settings) or {})
+    monkeypatch.setattr(t5, "run_t5", lambda place, training, **more: seen.append((training, more)) or {})
     assert call("--data", "tweets.tsv", "--model", "t5-base", "--batch_size", "8", "--accumulate=4")[0] == 0
-    assert (seen[0].data, seen[0].model, seen[0].training.accumulate) == ("tweets.tsv", "t5-base", 4)
+    ((training, given),) = seen
+    assert (given["data"], given["model"], training.accumulate) == ("tweets.tsv", "t5-base", 4)

@@ -1,6 +1,7 @@
 """Small trainings of recipes sdce and t5 on texts that are made up."""
 
 import random
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from ml_factory.recipes.sdce_run import SdceSettings, run_sdce
-from ml_factory.recipes.t5 import T5Settings, run_t5
+from ml_factory.recipes.t5 import run_t5
 from ml_factory.storage.workspace import Workspace
 from ml_factory.training.spec import TrainSpec
 
@@ -48,7 +49,7 @@ def sdce_settings(tmp_path, monkeypatch):
 
 def trained_sdce(settings: SdceSettings, **more) -> dict:
     lines: list[str] = []
-    result = run_sdce(settings, mirror="off", on_status=lines.append, **more)
+    result = run_sdce(**asdict(settings), mirror="off", on_status=lines.append, **more)
     return result | {"lines": lines}
 
 
@@ -56,11 +57,11 @@ def weights(result: dict) -> dict[str, np.ndarray]:
     return load_file(Path(result["model"]) / "model.safetensors")
 
 
-def t5_settings(made_up: int = 200, **training) -> T5Settings:
+def t5_settings(made_up: int = 200, **training) -> dict:
     given = {"epochs": 2, "batch": 16, "lr": 3e-3, "patience": 0, "eval_batch": 64, "device": "cpu",
              "precision": "fp32", "threads": 1, "save_seconds": 0.0, "log_steps": 1}  # fmt: skip
-    return T5Settings(TrainSpec(**given | training), made_up=made_up, vocabulary=120, max_length=32)
+    return {"training": TrainSpec(**given | training), "made_up": made_up, "vocabulary": 120, "max_length": 32}
 
 
-def trained_t5(folder: Path, settings: T5Settings, **more) -> dict:
-    return run_t5(Workspace(folder), settings, on_status=str, **more)
+def trained_t5(folder: Path, settings: dict, **more) -> dict:
+    return run_t5(Workspace(folder), **settings, on_status=str, **more)

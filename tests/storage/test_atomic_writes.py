@@ -20,20 +20,8 @@ def test_a_file_is_replaced_whole_and_nothing_stays_other_it(tmp_path):
     assert [path.name for path in file.parent.iterdir()] == ["a.bin"]
 
 
-def test_a_full_disk_is_output_in_words_and_leaves_the_old_file(tmp_path, disk_full_beyond):
-    file = tmp_path / "a.bin"
-    file.write_bytes(b"old")
-    with (
-        disk_full_beyond(1000),
-        pytest.raises(WorkspaceError, match=r"No space left.*bytes free.*at least 5,000 bytes"),
-    ):
-        files.write(file, b"x" * 5000)
-    assert file.read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["a.bin"]
-
-
 @pytest.mark.parametrize("operation", ["fsync", "replace"])
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOTCONN, errno.ESTALE, errno.ETIMEDOUT])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 def test_every_fault_of_every_operation_leaves_the_old_file(tmp_path, monkeypatch, operation, code):
     file = tmp_path / "a.bin"
     file.write_bytes(b"old")
@@ -43,7 +31,8 @@ def test_every_fault_of_every_operation_leaves_the_old_file(tmp_path, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr(os, operation, fail)
-        with pytest.raises(WorkspaceError, match=r"a\.bin"):
+        words = r"a\.bin" if code == errno.EIO else r"No space left.*a\.bin.*bytes free.*at least 3 bytes"
+        with pytest.raises(WorkspaceError, match=words):
             files.write(file, b"new")
     assert file.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["a.bin"]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ml_factory.errors import FactoryError, WorkspaceError
 from ml_factory.storage.files import files
 from ml_factory.tracking import run_log, wandb_process
-from ml_factory.tracking.run_log import list_log_attempts, read_log_steps
+from ml_factory.tracking.run_log import list_log_attempts
 from ml_factory.tracking.tracker import Tracker
 from tests.tracking.metrics_table import read_log
 
@@ -31,11 +31,6 @@ def track(tmp_path):
 
 def steps(folder) -> list[int]:
     return read_log(folder)["step"].tolist()
-
-
-def abandon(tracker: Tracker) -> None:
-    """Close the tracker's file as a kill does: the operating system closes it, nothing else happens."""
-    tracker._file.close()
 
 
 def test_tracker_log_holds_steps_metrics_and_summary(track, tmp_path):
@@ -66,46 +61,21 @@ def test_tracker_on_exception_ends_log_as_failed_and_reraises(track, tmp_path):
         tracker.log(2, {})
 
 
-def test_tracker_resumed_attempt_replaces_steps_after_checkpoint(track, tmp_path):
-    first = track()
-    for step in range(1, 8):
-        first.log(step, {"loss": step})
-        if step == 4:
-            first.flush()
-    abandon(first)
-    assert steps(tmp_path / "w") == [1, 2, 3, 4, 5, 6, 7]
-    second = track()
-    assert second.attempt == 2
-    for step in (5, 6):
-        second.log(step, {"loss": step * 10})
-    second.finish()
-    log = read_log(tmp_path / "w")
-    assert log["step"].tolist() == [1, 2, 3, 4, 5, 6]  # stopped earlier this time: 7 is void
-    assert log["loss"].tolist() == [1, 2, 3, 4, 50, 60] and log["attempt"].tolist() == [1] * 4 + [2] * 2
-    third = track()
-    third.log_missing([(step, {"loss": step}) for step in range(1, 4)])  # a checkpoint from before, after which it ends
-    third.finish()
-    assert steps(tmp_path / "w") == [1, 2, 3]
-
-
 attempts_of_steps = st.lists(st.lists(st.integers(0, 9), max_size=5).map(sorted), max_size=4)
 
 
 @given(attempts_of_steps)
 def test_merge_attempts_equals_replay_in_order(attempts):
     """The brute-force twin: play everything in order; a new attempt first forgets all from its first step on."""
-    truth, numbered, value = {}, [], 0
+    truth, numbered = {}, []
     for number, its_steps in enumerate(attempts, start=1):
-        if its_steps:
-            for step in list(truth):
-                if step >= its_steps[0]:
-                    del truth[step]
-        lines = []
-        for step in its_steps:
-            value += 1
-            truth.setdefault(step, {})[f"m{value % 3}"] = value
-            lines.append({"step": step, "time": 0.0, "metrics": {f"m{value % 3}": value}})
-        numbered.append((number, lines))
+        truth = {step: kept for step, kept in truth.items() if not its_steps or step < its_steps[0]}
+        records = [
+            {"step": step, "time": 0.0, "metrics": {f"m{at % 3}": (number, at)}} for at, step in enumerate(its_steps)
+        ]
+        for record in records:
+            truth.setdefault(record["step"], {}).update(record["metrics"])
+        numbered.append((number, records))
     rows = run_log.merge_log_attempts(numbered)
     assert [(row["step"], row["metrics"]) for row in rows] == sorted(truth.items())
 
@@ -194,36 +164,35 @@ def test_tracker_over_kills_and_lost_attempts_logs_each_step_once_in_order(tmp_p
     assert log["step"].tolist() == list(range(1, 61))
     assert log["loss"].tolist() == [1 / step for step in range(1, 61)]
     assert log["attempt"].is_monotonic_increasing
+    last = Tracker("run", {}, tmp_path / "w", tmp_path / "l", mirror="off")
+    last.log_missing([(step, {"loss": step}) for step in range(1, 4)])  # a checkpoint from before, after which it ends
+    last.finish()
+    assert steps(tmp_path / "w") == [1, 2, 3]
 
 
 @pytest.mark.parametrize("seen", [True, False])
 def test_tracker_of_superseded_session_does_not_mix_into_newer_log(tmp_path, monkeypatch, seen):
     """Not seen: the cloud showed the second session nothing of the first; both are attempt 1 of their own count."""
+    folder = tmp_path / "w"
 
     def session(name):
         monkeypatch.setattr("ml_factory.tracking.tracker.process_id", lambda: name * 8)
-        return Tracker("run", {}, tmp_path / "w", tmp_path / name, mirror="off")
-
-    def log(tracker, steps, scale):
-        for step in steps:
-            tracker.log(step, {"loss": step * scale})
-        tracker.flush()
+        return Tracker("run", {}, folder, tmp_path / name, mirror="off")
 
     old = session("a")
-    log(old, range(1, 6), 1)
+    for step in range(1, 6):
+        old.log(step, {"loss": step})
     if not seen:
-        (tmp_path / "w").rename(tmp_path / "unseen")
+        folder.rename(tmp_path / "unseen")
     new = session("b")
-    assert new.attempt == (2 if seen else 1)
-    log(new, range(3, 7), 10)
+    for step in range(3, 7):
+        new.log(step, {"loss": step * 10})
     if not seen:
-        shutil.copytree(tmp_path / "unseen", tmp_path / "w", dirs_exist_ok=True)
-    log(old, range(6, 9), 1)  # the zombie wakes up
+        shutil.copytree(tmp_path / "unseen", folder, dirs_exist_ok=True)
+    old.log(6, {"loss": 6})  # the zombie wakes up
     new.finish({"who": "new"})
     old.finish({"who": "old"})
-    log = read_log(tmp_path / "w")
-    assert log["step"].tolist() == [1, 2, 3, 4, 5, 6] and log["loss"].tolist() == [1, 2, 30, 40, 50, 60]
-    assert json.loads((tmp_path / "w/summary.json").read_text())["summary"] == {"who": "new"}
-    older = read_log_steps(tmp_path / "w", through=old._path.name)
-    assert [row["step"] for row in older] == list(range(1, 9 if seen else 6))
-    assert [name[-14:-6] for name in list_log_attempts(tmp_path / "w")] == ["a" * 8, "b" * 8]
+    assert new._path.name.startswith("0002" if seen else "0001")
+    assert read_log(folder)["loss"].tolist() == [1, 2, 30, 40, 50, 60]
+    assert json.loads((folder / "summary.json").read_text())["summary"] == {"who": "new"}
+    assert [name[-14:-6] for name in list_log_attempts(folder)] == ["a" * 8, "b" * 8]

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
@@ -135,21 +134,13 @@ def pip(monkeypatch, pretend):
 
 
 @pytest.mark.parametrize(
-    ("tpu", "there", "added"),
-    [
-        ("", COLAB_GPU, {"catboost", "cyclopts", "exchange_calendars", "papermill", "xxhash"}),
-        (
-            "v5e-1",
-            COLAB_TPU,
-            {"catboost", "cyclopts", "exchange_calendars", "papermill", "xgboost", "lightgbm", "wandb", "xxhash"},
-        ),
-    ],
-    ids=["gpu", "tpu"],
+    ("tpu", "there", "more"), [("", COLAB_GPU, set()), ("v5e-1", COLAB_TPU, {"xgboost", "lightgbm", "wandb"})]
 )
-def test_install_missing_on_colab_installs_only_missing_and_constrains_rest(pip, pretend, tpu, there, added):
+def test_install_missing_on_colab_installs_only_missing_and_constrains_rest(pip, pretend, tpu, there, more):
+    added = {"catboost", "cyclopts", "exchange_calendars", "papermill", "xxhash"} | more
     others = ("numba", "llvmlite", "threadpoolctl", "matplotlib", "jinja2", "rich", "nbformat")
     pretend({**there, **dict.fromkeys(others, "99")})
-    path = runtime.requirements_for_runtime(True, tpu)
+    path = runtime.colab_requirements(tpu)
     installed = runtime.install_missing_packages(path, ())
     pins, constraints = pip[0]
     assert added == {name.split()[0] for name in installed} == pins.keys()
@@ -157,9 +148,9 @@ def test_install_missing_on_colab_installs_only_missing_and_constrains_rest(pip,
     assert runtime.install_missing_packages(path, ()) == () and len(pip) == 1, "a second call has nothing to do"
 
 
-def test_install_missing_off_colab_upgrades_package_out_of_range(pip, pretend):
+def test_install_missing_upgrades_package_out_of_range(pip, pretend):
     pretend({**COLAB_GPU, "pandas": "1.5.3"})
-    runtime.install_missing_packages(runtime.requirements_for_runtime(False, ""), ())
+    runtime.install_missing_packages(runtime.GENERAL, ())
     pins, constraints = pip[0]
     assert "pandas" in pins and not [line for line in constraints if line.startswith("pandas")]
 
@@ -174,10 +165,6 @@ def test_install_missing_that_fails_reports_the_message_of_pip(monkeypatch, pret
         monkeypatch.setattr(runtime.subprocess, "run", run)
         with pytest.raises(runtime.RuntimeMismatchError, match=f"{message}.*Next: check the network"):
             runtime.install_missing_packages(ROOT / "requirements/colab-gpu.txt", ())
-
-
-def test_torch_cuda_version_is_that_of_torch():
-    assert runtime.torch_cuda_version() == (torch.version.cuda or "")
 
 
 # ------------------------------------------------------------------ accelerators
@@ -227,20 +214,16 @@ def test_gpu_name_reads_nvidia_smi_output(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("tpu", "gpu", "xla", "cuda", "chosen", "noted"),
+    ("tpu", "gpu", "xla", "torch", "chosen", "noted"),
     [
-        ("", "", False, "", "cpu", ""),
-        ("", "T4", False, "12.8", "cuda", ""),
-        ("", "T4", False, "", "cpu", "without CUDA"),
-        ("v5e-1", "", True, "", "tpu", ""),
-        ("v5e-1", "", False, "", "cpu", "torch_xla is not"),
-        ("", "", True, "", "cpu", ""),
-        ("v5e-1", "T4", True, "12.8", "tpu", ""),
+        ("", "", False, "2.9.0", "cpu", ""), ("", "T4", False, "2.9.0+cu126", "cuda", ""),
+        ("", "T4", False, "2.9.0", "cuda", ""), ("", "T4", False, "2.9.0+cpu", "cpu", "without CUDA"),
+        ("v5e-1", "", True, "2.9.0", "tpu", ""), ("v5e-1", "", False, "2.9.0", "cpu", "torch_xla is not"),
+        ("", "", True, "2.9.0", "cpu", ""), ("v5e-1", "T4", True, "2.9.0+cu126", "tpu", ""),
     ],
-)
-def test_choose_accelerator_requires_supporting_packages(monkeypatch, tpu, gpu, xla, cuda, chosen, noted):
-    monkeypatch.setattr(runtime, "torch_cuda_version", lambda: cuda)
+)  # fmt: skip
+def test_choose_accelerator_requires_supporting_packages(tpu, gpu, xla, torch, chosen, noted):
     notes: list[str] = []
-    versions = {"torch": "2.9.0", **({"torch_xla": "2.9.0"} if xla else {})}
+    versions = {"torch": torch, **({"torch_xla": "2.9.0"} if xla else {})}
     assert runtime.choose_accelerator(tpu, gpu, versions, notes)[0] == chosen
     assert (noted in notes[0]) if noted else notes == []

@@ -111,10 +111,10 @@ def test_prepare_added_horizon_reuses_stored_features(place, monkeypatch):
 
 def test_prepare_with_preprocess_steps_fits_trains_and_predicts_with_steps(place):
     raw(place, BARS[:8000])
-    steps = ("variance", {"step": "clusters", "most": 0.8}, "standard")
+    steps = ("robust", {"step": "pca", "share": 0.9}, "standard")
     pipeline.prepare(place, "MES", (5,), settings=DataSpec(features=FEW_COLUMNS, preprocess=steps))
     data = load_dataset(place, "MES", 5)
-    assert [step.kind for step in data.scaler.steps] == ["variance", "clusters", "standard"]
+    assert [step.kind for step in data.scaler.steps] == ["robust", "pca", "standard"]
     assert fit_dataset_preprocessing(data, data.splits["train"]).to_dict() == data.scaler.to_dict()
     trained = pipeline.train(place, "MES", 5, "lightgbm", model_settings={"rounds": 5}, mirror="off")
     printed = pipeline.load_predictions(place, "MES", 5, "lightgbm")
@@ -279,11 +279,10 @@ def test_gap_table_lists_each_gap_by_bar_after_gap(whole):
     assert {"session", "weekend"} <= set(gaps["kind"])
 
 
-def test_certificate_and_draw_cuts_show_cuts_of_prepare(whole):
+def test_certificate_holds_cuts_of_prepare(whole):
     reported = pipeline.certificate(whole, "MES", 5)
     assert reported.passed and reported.form == "quick" and len(reported.cuts) == 16
-    words = [text.get_text() for text in pipeline.draw_cuts(whole, "MES", 5).axes[0].texts]
-    assert sorted(words) == sorted(why for _, why in reported.cuts)
+    assert len({why for _, why in reported.cuts}) > 8
     with pytest.raises(NotPreparedError, match="audit --symbol MES"):
         pipeline.certificate(whole, "MES", 11)
 

@@ -38,15 +38,15 @@ def test_recipe_resnet50_on_xla_killed_and_resumed_equals_uninterrupted_to_the_b
 
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
     given = settings_of(shards, {"device": "xla", "precision": "fp32", "epochs": 1})
-    whole = train_resnet50(Workspace(tmp_path / "whole"), given, emit=str)
+    whole = train_resnet50(Workspace(tmp_path / "whole"), **given, emit=str)
 
     def stop(line: str) -> None:
         if "Step=3 " in line:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train_resnet50(Workspace(tmp_path / "cut"), given, emit=stop)
-    result = train_resnet50(Workspace(tmp_path / "cut"), given, emit=str)
+        train_resnet50(Workspace(tmp_path / "cut"), **given, emit=stop)
+    result = train_resnet50(Workspace(tmp_path / "cut"), **given, emit=str)
     assert (
         result["accuracy"] == whole["accuracy"] and result["history"][0]["val_loss"] == whole["history"][0]["val_loss"]
     )

@@ -5,7 +5,6 @@ commissions by broker: those here are estimates of their size, from no price lis
 replaces them. Multipliers are those of the exchanges' contract specifications.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +12,11 @@ from typing import Any
 
 import pandas as pd
 
-from ml_factory.argument_checks import DEMOS, check_field_types
+from ml_factory.argument_checks import DEMOS
 from ml_factory.data.rolls import parse_contract_code
 from ml_factory.data.sessions import resolve_market_spec
-from ml_factory.errors import BarsError, SettingsError, wrong_field_error
-from ml_factory.models.base import build_model_settings
+from ml_factory.errors import BarsError, SettingsError
+from ml_factory.models.base import build_model_settings, check_settings
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import parse_json
 
@@ -44,13 +43,8 @@ class ContractSpec:
     fee_rate: float = 0.0
 
     def __post_init__(self) -> None:
-        check_field_types(self)
-        for name in ("tick", "multiplier"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise wrong_field_error(self, name, "A contract needs this number", wanted="a number above 0")
-        for name in ("commission", "exchange_fee", "fee_rate"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise wrong_field_error(self, name, "A cost cannot be this", wanted="a number of 0 or more")
+        above, some = "(0, inf)", "[0, inf)"
+        check_settings(self, tick=above, multiplier=above, commission=some, exchange_fee=some, fee_rate=some)
 
     @property
     def tick_value(self) -> float:
