@@ -3,7 +3,7 @@
 A lock is the kernel's (flock). It ends with its process, so none is stale after SIGKILL, and it excludes every process
 of this kernel, in whatever container. The holder of a lock file knows that every earlier holder of that very file
 (kernel, device, inode) has ended or released it: a lease that names the same file needs no watching
-(`checkpoints.lease`).
+(`checkpoints.lease`). On a file system without locks nothing is excluded, and nothing proven: the lease alone decides.
 """
 
 import fcntl
@@ -29,8 +29,8 @@ def acquire_lock_file(path: Path, what: str) -> str:
 
     what : the resource, for the message.
 
-    Returns the identity of the file among all machines and disks. Raises CheckpointError naming the other process when
-    one holds it, FileError where the disk refuses the file or has no locks.
+    Returns the identity of the file among all machines and disks, "" where the file system has no locks. Raises
+    CheckpointError naming the other process when one holds it, FileError where the disk refuses the file.
     """
     with _guard, disk_errors(path):
         if path not in _held:
@@ -43,6 +43,8 @@ def acquire_lock_file(path: Path, what: str) -> str:
                     got=path.read_text(errors="replace")[:400] or None,
                     next_step="wait for it or stop it, or open a new run with FRESH",
                 ) from error  # fmt: skip
+            if descriptor is None:
+                return ""
             with suppress(OSError):  # the text only names the holder in messages
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
@@ -65,20 +67,23 @@ def is_lock_file_held(path: Path) -> bool:
     """Return True where this or another process holds the lock file; nothing is written, and no lock is kept."""
     if path not in _held and path.is_file():
         try:
-            _unlock(_lock(path, os.O_RDONLY, fcntl.LOCK_SH))
+            descriptor = _lock(path, os.O_RDONLY, fcntl.LOCK_SH)
         except BlockingIOError:
             return True
+        if descriptor is not None:
+            _unlock(descriptor)
     return path in _held
 
 
 @contextmanager
 def file_lock(path: Path) -> Iterator[None]:
-    """Hold a lock inside a `with`, waiting for the current holder."""
+    """Hold a lock inside a `with`, waiting for the current holder; none on a file system without locks."""
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = _open(path)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         _unlock(descriptor)
@@ -88,22 +93,28 @@ def _open(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
-def _lock(path: Path, flags: int = os.O_RDWR | os.O_CREAT, how: int = fcntl.LOCK_EX) -> int:
-    """Return a descriptor of the locked file. Raises BlockingIOError when another process holds it."""
+def _lock(path: Path, flags: int = os.O_RDWR | os.O_CREAT, how: int = fcntl.LOCK_EX) -> int | None:
+    """Return a descriptor of the locked file; None where the file system has no locks. Raises BlockingIOError when
+    another process holds it.
+    """
     descriptor, until = _open(path, flags), time.monotonic() + _PATIENCE_SECONDS
     while True:
         try:
             fcntl.flock(descriptor, how | fcntl.LOCK_NB)
             return descriptor
-        except OSError as error:
-            if not isinstance(error, BlockingIOError) or time.monotonic() > until:
+        except BlockingIOError:
+            if time.monotonic() > until:
                 os.close(descriptor)
                 raise
             time.sleep(0.02)
+        except OSError:
+            os.close(descriptor)
+            return None
 
 
 def _unlock(descriptor: int) -> None:
-    fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for copies that no fork hook of Python closed
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for copies that no fork hook of Python closed
     os.close(descriptor)
 
 
