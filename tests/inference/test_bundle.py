@@ -129,6 +129,7 @@ def test_bundle_load_with_other_feature_columns_raises(bundle_file, tmp_path):
 
 def test_bundle_load_with_older_or_absent_library_raises(bundle_file, monkeypatch):
     installed = bundle_file_module.installed_library_versions
+    boosted, other, linear = (bundle_file(name) for name in ("xgboost", "lightgbm", "linear"))  # by today's versions
 
     def old(names):
         return installed(names) | {"xgboost": "2.9.1"}
@@ -136,15 +137,15 @@ def test_bundle_load_with_older_or_absent_library_raises(bundle_file, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(bundle_file_module, "installed_library_versions", old)
         with pytest.raises(SettingsError, match=r"xgboost is too old.*got 2.9.1, wanted 3\..*pip install --upgrade"):
-            Bundle.load(bundle_file("xgboost"))
-        Bundle.load(bundle_file("lightgbm"))  # which does not need it
+            Bundle.load(boosted)
+        Bundle.load(other)  # which does not need it
         patch.setattr(bundle_file_module, "installed_library_versions", lambda names: {"python": "3.11"})
         with pytest.raises(MissingPackageError, match=r"lightgbm is not installed.*ml_factory\[train\]"):
-            Bundle.load(bundle_file("lightgbm"))
+            Bundle.load(other)
     with monkeypatch.context() as patch:
         patch.setattr(bundle_file_module.ml_factory, "__version__", "0.0.9")
         with pytest.raises(SettingsError, match=r"ml_factory is too old"):
-            Bundle.load(bundle_file("linear"))
+            Bundle.load(linear)
 
 
 def test_bundle_load_of_registered_model_or_other_state_raises(trained, bundle_file, tmp_path):
