@@ -147,7 +147,7 @@ class PhaseLease:
 
     def _read(self) -> dict:
         """Return the record; {} where there is none, _UNREADABLE for a torn one. Where the remote does not answer, the
-        leases of this machine count: whoever opens the workspace has a line about it.
+        leases of this machine count: opening the workspace has logged that.
         """
         if self._mirror is not None:
             with suppress(WorkspaceError):

@@ -409,3 +409,12 @@ def test_lease_is_pushed_and_pulled_while_large_push_is_under_way(slow):
     may_go_on.set()
     assert one.wait(30) and two.pull().pulled == ("checkpoints/slot-1.npy",)
     assert one.push().pushed == ()
+
+
+@pytest.mark.parametrize("end", [b"\r", b"\n", b"\r\n", b"\0"])
+def test_file_that_ends_like_a_line_comes_back_whole_from_a_bucket(gcs_bucket, tmp_path, end):  # noqa: F811
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "f.bin").write_bytes(b"\n--x" + end)
+    Mirror(gcs_bucket, tmp_path / "here").push()
+    Mirror(gcs_bucket, tmp_path / "there").pull()
+    assert (tmp_path / "there" / "f.bin").read_bytes() == b"\n--x" + end

@@ -217,7 +217,7 @@ def test_stack_with_models_in_wandb_is_restored_into_empty_workspace(
     assert again.artifact.name == first.artifact.name and again.predictions_hash == first.predictions_hash
     assert first.lineage.drop(columns="available").equals(again.lineage.drop(columns="available"))
     assert again.lineage["kind"].tolist() == ["stack", "run", "data"] + ["model", "run", "data"] * 2
-    # Asked for by name, W&B gives the bases although the registry has them.
+    # Requested by name, W&B gives the bases although the registry has them.
     sequence = max(one.sequence for one in ArtifactRegistry(tmp_path / "empty/models").list("DEMO"))
     pipeline.stack(tmp_path / "empty", "DEMO", 5, bases, folds=2, quick=True, source="wandb")
     assert max(one.sequence for one in ArtifactRegistry(tmp_path / "empty/models").list("DEMO")) == sequence + 2
