@@ -10,9 +10,11 @@ import threading
 import types
 
 import ipywidgets as widgets
+import pandas as pd
 import pytest
 
 from ml_factory import notebook_panel
+from ml_factory.notebook import draw_finished_notebooks, show
 from ml_factory.notebook_panel import CellPanel, LiveCurves, show_machine
 from ml_factory.progress import progress_phase
 from ml_factory.storage.workspace import Workspace
@@ -155,3 +157,12 @@ def test_headless_notebook_prints_contents_of_workspace_and_registers_no_panel(s
     show_machine(machine(workspace), types.SimpleNamespace(symbol="MES", horizon=20, model="lstm", family="sequence"))
     said = "In the workspace: symbol DEMO, DEMO-NULL, MES; horizon none; model none\n"
     assert capsys.readouterr().out == said and screen == []
+
+
+def test_notebook_show_prints_text_and_displays_tables_and_pictures(capsys, monkeypatch):
+    shown = []
+    monkeypatch.setattr("ml_factory.notebook.display", shown.append)
+    table = pd.DataFrame({"a": [1]})
+    show("words", table, draw_finished_notebooks({"01_x": []}, "ES"), table[:0])
+    assert capsys.readouterr().out == "words\n(nothing to list)\n"
+    assert shown[0].equals(table) and shown[1].data.startswith(b"\x89PNG")

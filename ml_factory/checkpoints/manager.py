@@ -15,6 +15,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from ml_factory.background import BackgroundThread
 from ml_factory.checkpoints.checkpoint_folder import USER_SUFFIX, CheckpointFolder
@@ -98,7 +101,7 @@ class PhaseCheckpoints:
         self.acquire()
         self._writer.wait()  # of the write before: two states in memory, never three
         began = time.perf_counter()
-        copy = pack_state(state, finite=True)
+        copy = pack_state(state, finite=True, pages=self._manager.take_pages)
         info = {"saved_at": datetime.now(UTC).isoformat(), "metrics": metrics, "lease": self.lease.to_dict()}
         saved = self.last_save = {"run": self.run, "phase": self.name, **info}
         _set_status(saved, IN_MEMORY)
@@ -130,6 +133,8 @@ class PhaseCheckpoints:
                     _log.warning("Checkpoint of %s not saved, the run continues and tries again: %s", self.name, error)
                 self._refused = True
                 time.sleep(pause or 0.0)
+        packed: Any = copy[1].obj
+        self._manager.pages[:] = [packed.base]
         self._timer.record_outcome(written is not None)
         if written is None:
             _set_status(saved, REFUSED)
@@ -233,6 +238,7 @@ class PhaseCheckpoints:
         if self._manager.is_forked():
             return
         self._writer.wait()
+        self._manager.pages.clear()
         self.lease.release()
         if self._listening:
             self._listening = False
@@ -263,6 +269,7 @@ class PhaseCheckpoints:
         """Return the newest verified checkpoint, without owning the phase, as `CheckpointFolder.load`."""
         self._manager.check_process()
         self._writer.wait()
+        self._manager.pages.clear()
         return self.folder.load(self.run, self.name)
 
     def latest_info(self) -> dict | None:
@@ -292,7 +299,8 @@ class CheckpointManager:
         that the training resumes from its own.
 
     Attributes: `folder`, the files; `save_run`, the run whose files are written; `writer`, which runs the writes in
-    order; `auto_seconds`, `ending`, `clock`.
+    order; `pages`, the memory of the last written state, which the next save of any phase fills again until a phase is
+    released or loads: finding fresh pages takes longer than the copy; `auto_seconds`, `ending`, `clock`.
     """
 
     def __init__(
@@ -310,6 +318,7 @@ class CheckpointManager:
         self.save_run = _check_phase_name(f"{run}{USER_SUFFIX}" if during_training else run, "run")
         self.auto_seconds, self.ending, self.clock = auto_save_minutes * 60, ending, clock
         self._phases: dict[str, PhaseCheckpoints] = {}
+        self.pages: list[np.ndarray] = []
         self._warned = False  # of an unfitted model
         self.folder = CheckpointFolder(folder, keep_last)
         self.writer = BackgroundThread("checkpoint", inline=not background)
@@ -390,6 +399,13 @@ class CheckpointManager:
         if self._phases:
             self.folder.wait(seconds)
         _open.discard(self)
+
+    def take_pages(self, size: int) -> np.ndarray:
+        """Return as many bytes to fill, those of the last written state where they fit."""
+        with suppress(IndexError):  # another thread saves: a list gives each array to one of them
+            if size <= len(pages := self.pages.pop()) <= size + size // 4:
+                return pages[:size]
+        return np.empty(size + size // 16, np.uint8)[:size]  # a history that grows still fits the next time
 
     def start_beating(self) -> None:
         """Renew the leases in the background from now on."""

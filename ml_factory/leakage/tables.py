@@ -162,7 +162,10 @@ def compare(
         return [leak(f"{COLUMNS} {odd[0]}", len(at), _moment(at[0]) if len(at) else "none")]
     found = []
     for name in _columns_to_compare(got, wanted):
-        if len(wrong := _unequal_rows(_plain(got[name]), _plain(wanted[name]))):
+        one, two = got[name], wanted[name]
+        if isinstance(one.dtype, pd.CategoricalDtype) and one.dtype == two.dtype:
+            one, two = one.cat.codes, two.cat.codes
+        if len(wrong := _unequal_rows(_plain(one), _plain(two))):
             found.append(leak(str(name), len(wrong), _moment(at[wrong[0]])))
     return found
 
@@ -215,7 +218,7 @@ def bitwise_equal(one: np.ndarray, two: np.ndarray) -> np.ndarray:
 
 def _columns_to_compare(got: pd.DataFrame, wanted: pd.DataFrame) -> list:
     """Return all columns; of two tables of one type only those that differ, found block by block."""
-    kinds = {*got.dtypes.map(str), *wanted.dtypes.map(str)}
+    kinds = {kind.name for kind in (*got.dtypes, *wanted.dtypes)}
     if len(kinds) != 1 or list(got.columns) != list(wanted.columns):
         return list(wanted.columns)
     one, two = got.to_numpy(), wanted.to_numpy()

@@ -11,6 +11,7 @@ import os
 import re
 import struct
 import sys
+from collections.abc import Callable
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -49,7 +50,9 @@ class _Entry(NamedTuple):
     floats: str
 
 
-def pack_state(state: dict, *, finite: bool = False) -> tuple[dict, memoryview]:
+def pack_state(
+    state: dict, *, finite: bool = False, pages: Callable[[int], np.ndarray] = lambda size: np.empty(size, np.uint8)
+) -> tuple[dict, memoryview]:
     """Return (the table of a safetensors file, the bytes of its arrays): a copy of the state's present values.
 
     Parameters
@@ -58,6 +61,7 @@ def pack_state(state: dict, *, finite: bool = False) -> tuple[dict, memoryview]:
         plain dtypes, torch tensors.
     finite : torch tensors, and arrays below a name such as 'weights' or 'optimizer', must be finite. A tensor with
         'mask' in its name may hold infinities.
+    pages : returns as many bytes, uint8 (N,), which are overwritten and returned.
 
     Raises CheckpointError naming the path of any other value, such as ['opt']['fn'], NonFiniteError naming the first
     array that must be finite and is not.
@@ -71,7 +75,7 @@ def pack_state(state: dict, *, finite: bool = False) -> tuple[dict, memoryview]:
     # Wide items first, so that each array stands at a multiple of its item; the format allows no holes.
     order = sorted(entries, key=lambda name: -_ITEM_BYTES[entries[name].label])
     spans = list(pairwise(accumulate((entries[name].data.nbytes for name in order), initial=0)))
-    copy, bad = np.empty(spans[-1][1], np.uint8), []
+    copy, bad = pages(spans[-1][1]), []
     for name, (start, end) in zip(order, spans, strict=True):
         if not _copy(_flat_bytes(entries[name].data), copy[start:end], entries[name].floats if finite else ""):
             bad.append(name)

@@ -145,7 +145,7 @@ class DataUnderProof:
         market, spec = MarketSpec.from_dict(facts), self.settings.features
         made = {spec.base_minutes: base} | {minutes: resample_bars(bars, market, minutes) for minutes in spec.frames}
         frames = {timeframe_name(minutes): _frame(vars(one)) for minutes, one in made.items()}
-        for labels in [self.settings.label_spec_for(horizon) for horizon in self.horizons][:1]:  # all bet alike
+        for labels in map(self.settings.label_spec_for, self.horizons[:1]):  # all bet alike
             if labels.kind == "meta":  # a side is known with its row, not with its label
                 frames["primary side"] = primary_rule_side(base, labels, market).to_frame()
         return frames

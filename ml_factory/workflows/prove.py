@@ -74,9 +74,10 @@ def prove_store(
             found.add(find_unpurged_rows(store.load_label_ends(horizon), split, f"split h{horizon}"))
     found.merge(check_custom_features(bars, facts, settings.features, quick=spec.form == "quick"))
     found.merge(also)
+    code = certified_code_hash()
     certificates = {
         horizon: Certificate(
-            symbol, horizon, store.fingerprint, store.facts["raw"]["bars"], certified_code_hash(), spec.form,
+            symbol, horizon, store.fingerprint, store.facts["raw"]["bars"], code, spec.form,
             tuple((cut.moment, cut.why) for cut in found.cuts), ("truncate", *spec.ways), found.compared, found.leaks,
         ) for horizon in horizons
     }  # fmt: skip

@@ -90,6 +90,10 @@ class World:
         self.save()
         place.unlink()
         (self.drive / "away").rename(place)
+        if self.luck.random() < 0.5:  # the heartbeat comes before the next save
+            self.manager.phase("p").beat()
+            assert self.manager.wait(60) and self.saved in self.on_drive()
+            self.acknowledged = self.on_drive()
 
     def damage(self) -> None:
         """The drive loses a file, or a part of it."""

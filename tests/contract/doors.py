@@ -12,10 +12,13 @@ from types import ModuleType
 import numpy as np
 import pandas as pd
 
-from ml_factory import cli, pipeline
+from ml_factory import cli, cli_output, pipeline
+from ml_factory.checkpoints.lease import LeaseTakenOverError
+from ml_factory.code_fingerprint import user_code_hash
 from ml_factory.data.bar_files import read_bars_table
 from ml_factory.data.bar_report import hash_bars
-from ml_factory.data.io import import_bars, load_bars
+from ml_factory.data.io import import_bars, load_bars, raw_bar_minutes, write_bars
+from ml_factory.data.parsing import infer_bar_minutes
 from ml_factory.data.quality import GAP_KINDS, find_gaps
 from ml_factory.data.resample import (
     BarStream,
@@ -26,26 +29,29 @@ from ml_factory.data.resample import (
     segments_between_rolls,
     trading_intervals,
 )
-from ml_factory.data.rolls import RollSpec, build_continuous_contract
+from ml_factory.data.rolls import RollSpec, build_continuous_contract, parse_contract_code
 from ml_factory.data.sessions import (
     DAY_NS,
     MINUTE_NS,
+    PRICES,
     TRADING_HOURS,
     MarketSpec,
     assign_sessions,
     exchange_days,
     resolve_market_spec,
     scheduled_session_days,
+    scheduled_session_pauses,
 )
 from ml_factory.data.synthetic import SyntheticSpec, ensure_synthetic_demo_market, synthetic_bars
-from ml_factory.data.validation import RawBarSpec, parse_bars, validate_bars
+from ml_factory.data.validation import RawBarSpec, parse_bars, report_checked_bars, validate_bars
 from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.preprocessing import STEPS as PREPROCESSING_STEPS
 from ml_factory.datasets.preprocessing import fit_preprocessing_steps, preprocessing_from_dict
 from ml_factory.datasets.row_selection import mask_rows_with_full_window
 from ml_factory.datasets.scaling import SCALERS
-from ml_factory.datasets.store import DatasetStore
+from ml_factory.datasets.store import CURRENT, DatasetStore
 from ml_factory.ensemble.stacking import Stack, equal_weight_probabilities
+from ml_factory.evaluation.backtest.contracts import contract_spec
 from ml_factory.evaluation.backtest.fill_kernel import EXITS
 from ml_factory.evaluation.backtest.metrics import (
     drawdown,
@@ -53,6 +59,7 @@ from ml_factory.evaluation.backtest.metrics import (
     sharpe_ratio,
 )
 from ml_factory.evaluation.baselines import (
+    BASELINES,
     prior_baseline_probabilities,
     session_time,
 )
@@ -85,6 +92,7 @@ from ml_factory.evaluation.metrics import (
     negative_log_probabilities,
     row_log_loss,
 )
+from ml_factory.evaluation.training_criteria import training_criteria_table
 from ml_factory.evaluation.verdict import (
     BEATS,
     DOES_NOT_BEAT,
@@ -116,19 +124,40 @@ from ml_factory.features.wavelet import SCALES
 from ml_factory.features.windows import balance, ratio, window_std, window_sum
 from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.guard import open_minutes
+from ml_factory.inference.predict import TrainedModel
 from ml_factory.lazy_module import EXTRAS, LazyModule, import_module_or_explain
-from ml_factory.leakage.cuts import choose_cut_points
-from ml_factory.leakage.tables import Table
-from ml_factory.models import tabular
-from ml_factory.models.registry import build_model_from_state, find_model_spec, register_model
+from ml_factory.leakage import certificate
+from ml_factory.leakage.certificate import Certificate, require_certificate, write_certificate
+from ml_factory.leakage.custom import check_custom_features, sample_calendar_days
+from ml_factory.leakage.cuts import PERTURBATIONS, SAME_TIMES, TRUNCATE, choose_cut_points, perturb_future_bars
+from ml_factory.leakage.tables import COLUMNS, ROWS, Leak, Table, compare
+from ml_factory.models import registry, tabular
+from ml_factory.models.registry import (
+    build_model_from_state,
+    find_model_spec,
+    register_model,
+    registered_model_settings,
+    registered_source_hash,
+)
+from ml_factory.models.rows import balanced_class_factors
 from ml_factory.models.session_clock import SessionClock, class_shares
-from ml_factory.notebook import NOTEBOOKS
-from ml_factory.notebook_parameters import check_parameters, read_notebook_parameters
+from ml_factory.models.setting_names import parse_named_settings, parse_setting_value
+from ml_factory.models.tabular import early_stopping_round
+from ml_factory.notebook import NOTEBOOKS, draw_finished_notebooks, finish, markets, progress, show
+from ml_factory.notebook_parameters import PARAMETERS_TITLE, check_parameters, read_notebook_parameters
+from ml_factory.progress import progress_phase, report_progress_to
+from ml_factory.result import Result
+from ml_factory.runs import Run, RunFolder, RunOptions, count_trials, open_run, open_run_checkpoints, progress_words
+from ml_factory.seeding import derive_seed
+from ml_factory.serving import follow
 from ml_factory.serving.feed import RECENT_BARS, Feed, ServedBundle, kept_bars, to_table
-from ml_factory.settings import DataSpec
+from ml_factory.serving.follow import FollowedFile
+from ml_factory.settings import DataSpec, RunSettings, make_run_settings
 from ml_factory.storage.artifact_registry import ArtifactRegistry
-from ml_factory.storage.json_values import fingerprint_json
+from ml_factory.storage.files import files
+from ml_factory.storage.json_values import fingerprint_json, parse_json
 from ml_factory.storage.mirror import Mirror
+from ml_factory.storage.private_folder import private_folder
 from ml_factory.storage.serialization import deserialize_state, read_state_file, serialize_state, write_state_file
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.barrier_kernels import BARRIERS
@@ -148,7 +177,7 @@ from ml_factory.targets.labels import (
     triple_barrier_labels,
     triple_barrier_prices,
 )
-from ml_factory.targets.make_labels import direction_labels, trend_scanning_labels
+from ml_factory.targets.make_labels import direction_labels, meta_labels, trend_scanning_labels
 from ml_factory.targets.splits import (
     SplitSpec,
     chronological_split,
@@ -165,25 +194,49 @@ from ml_factory.targets.weights import (
     time_decay_weights,
     training_weights,
 )
+from ml_factory.tracking import wandb_process, wandb_restore
+from ml_factory.tracking.run_log import SUMMARY
+from ml_factory.tracking.tracker import Tracker
+from ml_factory.tracking.wandb_process import wandb_mirror_mode
+from ml_factory.tracking.wandb_restore import replay_log_to_wandb, restore_from_wandb, try_restore_from_wandb
 from ml_factory.tracking.wandb_sync import PROJECT as WANDB_PROJECT
+from ml_factory.tracking.wandb_sync import RunSnapshot
 from ml_factory.training.spec import TrainSpec
-from ml_factory.workflows import folds
+from ml_factory.workflows import evaluation, folds, search_barriers
+from ml_factory.workflows.backtest import luck_sentence
+from ml_factory.workflows.build import DataUnderProof
 from ml_factory.workflows.export_data import export_data
-from ml_factory.workflows.prepared_dataset import load_dataset
+from ml_factory.workflows.prepared_dataset import fit_dataset_preprocessing, load_dataset
 from ml_factory.workflows.train import check_given_estimator
 from tests.small_data import SMALL_DATA, SMALL_DATA_WORDS
 
 if importlib.util.find_spec("torch"):  # `make matrix` has rows without it
+    from ml_factory.models.sequence import GRU, LSTM
     from ml_factory.recipes import resnet50, surrogate, t5
     from ml_factory.recipes.compress import prune_t5_state, run_compress
+    from ml_factory.recipes.compress import summary as compression_summary
     from ml_factory.recipes.images import ImageBatches, ShardSamples
-    from ml_factory.recipes.labelled_text import made_up_texts
+    from ml_factory.recipes.labelled_text import (
+        check_parts,
+        describe,
+        made_up_texts,
+        overview,
+        read_labelled_texts,
+        split_by_blocks,
+        unseen_rows,
+    )
     from ml_factory.recipes.resnet50 import build_resnet50, train_resnet50
     from ml_factory.recipes.sdce_run import SdceSettings, run_sdce, summary
     from ml_factory.recipes.shard_writer import array_samples, write_shards
     from ml_factory.recipes.shards import find_shards
     from ml_factory.recipes.t5 import run_t5
     from ml_factory.training.device import Device
+    from ml_factory.training.loop import TrainingReports
+    from ml_factory.training.state import TrainingState
+
+if importlib.util.find_spec("fastapi"):
+    from ml_factory.serving.app import KEY_VARIABLE, build_app, check_service_address, parse_api_key
+    from ml_factory.serving.schemas import PredictRequest
 
 device, sampler, state = (LazyModule(f"ml_factory.training.{name}") for name in ("device", "sampler", "state"))
 CALENDARS = tuple(TRADING_HOURS)
@@ -230,6 +283,39 @@ def own_features() -> Iterator[None]:
     finally:
         custom._FEATURES.clear()
         custom._FEATURES.update(before)
+
+
+def forget_wandb_warnings() -> None:
+    """Let each warning about W&B be given once more."""
+    wandb_process._warned.clear()
+
+
+@contextmanager
+def no_features() -> Iterator[None]:
+    """No feature of the user is registered inside."""
+    with own_features():
+        custom._FEATURES.clear()
+        yield
+
+
+def unproven_feature(function: Callable, memory: int) -> None:
+    """Register a feature whose look ahead its registration does not see."""
+    right, custom.prove_custom_feature = custom.prove_custom_feature, lambda *given: None
+    try:
+        feature(function, memory=memory)
+    finally:
+        custom.prove_custom_feature = right
+
+
+@contextmanager
+def own_models() -> Iterator[None]:
+    """Forget the user's own models that are registered inside."""
+    before = dict(registry._SPECS)
+    try:
+        yield
+    finally:
+        registry._SPECS.clear()
+        registry._SPECS.update(before)
 
 
 def families_with_columns(market: MarketSpec) -> tuple[str, ...]:

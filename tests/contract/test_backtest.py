@@ -17,12 +17,7 @@ from benchmarks.backtest import (
 )
 from ml_factory.errors import BarsError, SettingsError
 from ml_factory.evaluation.backtest import ContractSpec, CostSpec, TradingRule, contract_spec, run
-from tests.contract.doors import (
-    EXITS,
-    drawdown,
-    session_gains,
-    sharpe_ratio,
-)
+from tests.contract import doors
 
 ES = ContractSpec("ES", "cme", 0.25, multiplier=50, commission=1.0, exchange_fee=0.5)
 FREE = replace(ES, commission=0.0, exchange_fee=0.0)
@@ -128,9 +123,9 @@ def test_run_before_missing_bars_leaves_at_last_close_by_choice(first):
 
 def test_session_of_few_bars_counts_with_its_neighbour():
     curve = {"equity": [1.0, 2, 3, 5, 6, 7, 9, 9, 9, 10, 8], "session": [1, *[2] * 3, *[3] * 3, *[4] * 3, 5]}
-    assert session_gains(pd.DataFrame(curve)).tolist() == [5, 4, -1]
+    assert doors.session_gains(pd.DataFrame(curve)).tolist() == [5, 4, -1]
     whole = pd.DataFrame({"equity": [1.0, 2, 5, 6], "session": [1, 1, 2, 2]})
-    assert session_gains(whole).tolist() == [2, 4]
+    assert doors.session_gains(whole).tolist() == [2, 4]
 
 
 def test_run_reversal_equals_hand_worked_trades():
@@ -198,7 +193,7 @@ def assert_equals_plain_loop(seed: int) -> list[str]:
 
 def test_run_equals_plain_loop_on_random_scripts():
     exits = [exit_ for seed in range(120) for exit_ in assert_equals_plain_loop(seed)]
-    assert len(exits) > 1_000 and set(exits) == set(EXITS)
+    assert len(exits) > 1_000 and set(exits) == set(doors.EXITS)
 
 
 @pytest.mark.soak
@@ -267,14 +262,14 @@ def test_metrics_equal_hand_worked_numbers():
 
 def test_sharpe_ratio_and_error_equal_lo_and_sampling_deviation():
     rng = np.random.default_rng(5)
-    ratio, error = sharpe_ratio(np.array([1.0, 3.0] * 20))
+    ratio, error = doors.sharpe_ratio(np.array([1.0, 3.0] * 20))
     assert ratio == pytest.approx(2)
-    ratio, error = sharpe_ratio(rng.normal(0.5, 1, 40_000))
+    ratio, error = doors.sharpe_ratio(rng.normal(0.5, 1, 40_000))
     assert error == pytest.approx(np.sqrt((1 + ratio**2 / 2) / 40_000), rel=0.2)  # Lo (2002), equation 9
     shocks, series = rng.normal(size=(400, 1_200)), np.zeros((400, 1_200))
     for t in range(1, 1_200):
         series[:, t] = 0.5 * series[:, t - 1] + shocks[:, t]
-    found = np.array([sharpe_ratio(row[200:] + 0.1) for row in series])
+    found = np.array([doors.sharpe_ratio(row[200:] + 0.1) for row in series])
     spread = found[:, 0].std()
     assert spread > 1.5 / np.sqrt(1_000)  # a plain error is too small here
     assert found[:, 1].mean() == pytest.approx(spread, rel=0.15)
@@ -301,8 +296,8 @@ def test_metrics_of_two_weeks_are_annualised_by_sessions_of_calendar(calendar, s
 
 
 def test_drawdown_equals_hand_worked_numbers():
-    assert drawdown(np.array([1.0, 5.0, 3.0, 4.0, 6.0, 2.0]), np.array([1, 1, 2, 3, 4, 5])) == (4, 2)
-    assert drawdown(np.array([-2.0, -1.0]), np.array([1, 1])) == (2, 1)
+    assert doors.drawdown(np.array([1.0, 5.0, 3.0, 4.0, 6.0, 2.0]), np.array([1, 1, 2, 3, 4, 5])) == (4, 2)
+    assert doors.drawdown(np.array([-2.0, -1.0]), np.array([1, 1])) == (2, 1)
 
 
 def test_metrics_without_trades_are_zero_or_nan():

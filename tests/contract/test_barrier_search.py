@@ -9,36 +9,25 @@ import pandas as pd
 import pytest
 
 from ml_factory.errors import SettingsError
-from tests.contract.doors import (
-    BarrierSearchSpec,
-    LabelSpec,
-    MarketSpec,
-    SearchedLabelSpec,
-    average_uniqueness,
-    fingerprint_searched_bars,
-    purged_kfold,
-    resample_bars,
-    search_barriers_on_training_rows,
-    triple_barrier_labels,
-)
+from tests.contract import doors
 from tests.targets.markets import absurd, gappy
 
-MES = MarketSpec("MES", "cme", 0.25, False)
-LABELS = LabelSpec(horizon=12, sigma_span=40)
-SPEC = BarrierSearchSpec(LABELS, sigma_spans=(20, 40), neutral=(0.1, 0.4), lean=0.3)
+MES = doors.MarketSpec("MES", "cme", 0.25, False)
+LABELS = doors.LabelSpec(horizon=12, sigma_span=40)
+SPEC = doors.BarrierSearchSpec(LABELS, sigma_spans=(20, 40), neutral=(0.1, 0.4), lean=0.3)
 FEW = replace(SPEC, k=(0.5, 1.0))
 BARS = gappy(5, 0.25)
-BASE, FINE = resample_bars(BARS, MES, 5), resample_bars(BARS, MES, 1)
-ROWS = triple_barrier_labels(BASE, FINE, LABELS, MES)
+BASE, FINE = doors.resample_bars(BARS, MES, 5), doors.resample_bars(BARS, MES, 1)
+ROWS = doors.triple_barrier_labels(BASE, FINE, LABELS, MES)
 TRAIN, TEST = ROWS.index[:500], ROWS.index[520:]
 
 
-def search(spec: BarrierSearchSpec = SPEC, **options) -> tuple[SearchedLabelSpec, pd.DataFrame]:
-    return search_barriers_on_training_rows(BASE, FINE, MES, TRAIN, spec, **{"evaluated": TEST} | options)
+def search(spec: doors.BarrierSearchSpec = SPEC, **options) -> tuple[doors.SearchedLabelSpec, pd.DataFrame]:
+    return doors.search_barriers_on_training_rows(BASE, FINE, MES, TRAIN, spec, **{"evaluated": TEST} | options)
 
 
 @pytest.fixture(scope="module")
-def found() -> SearchedLabelSpec:
+def found() -> doors.SearchedLabelSpec:
     return search()[0]
 
 
@@ -50,7 +39,7 @@ def grid() -> pd.DataFrame:
 def labels_at(point: pd.Series) -> pd.DataFrame:
     """Labels of the whole file with the barriers of one point."""
     k, span = float(point["k"]), int(point["sigma_span"])
-    return triple_barrier_labels(BASE, FINE, replace(LABELS, k_up=k, k_down=k, sigma_span=span), MES)
+    return doors.triple_barrier_labels(BASE, FINE, replace(LABELS, k_up=k, k_down=k, sigma_span=span), MES)
 
 
 def test_search_barriers_figures_equal_plain_count(grid):
@@ -61,7 +50,7 @@ def test_search_barriers_figures_equal_plain_count(grid):
         assert point["rows"] == len(labels) > 300
         for name, side in (("short", -1), ("neutral", 0), ("long", 1)):
             assert point[name] == pytest.approx((labels["label"] == side).mean(), abs=1e-12)
-        unique = average_uniqueness(labels["entry_bar"].to_numpy() + 1, labels["exit_bar"].to_numpy(), len(BASE))
+        unique = doors.average_uniqueness(labels["entry_bar"].to_numpy() + 1, labels["exit_bar"].to_numpy(), len(BASE))
         shares = [unique[labels["label"] == side].sum() / unique.sum() for side in (-1, 0, 1)]
         entropy = -sum(share * math.log2(share) for share in shares if share)
         cost = np.log1p(LABELS.cost_ticks * 0.25 / BASE.close[labels["entry_bar"]])
@@ -71,7 +60,9 @@ def test_search_barriers_figures_equal_plain_count(grid):
 
 def test_search_barriers_returns_best_point_of_grid_that_keeps_balance(found, grid):
     assert [tuple(one) for one in grid[["k", "sigma_span"]].to_numpy()] == [(k, s) for k in SPEC.k for s in (20, 40)]
-    assert len(BarrierSearchSpec().grid()) == 36 and LabelSpec() in BarrierSearchSpec().grid()  # where we stand
+    assert (
+        len(doors.BarrierSearchSpec().grid()) == 36 and doors.LabelSpec() in doors.BarrierSearchSpec().grid()
+    )  # where we stand
     balanced = grid["neutral"].between(0.1, 0.4) & ((grid["long"] - grid["short"]).abs() <= 0.3)
     assert grid["kept"].equals(balanced) and 3 < balanced.sum() < len(grid)
     best = grid[balanced].sort_values("value", kind="stable").iloc[-1]
@@ -87,18 +78,18 @@ def test_search_barriers_returns_best_point_of_grid_that_keeps_balance(found, gr
 def test_search_barriers_ignores_bars_from_first_evaluated_row_on(found):
     cut = int(np.searchsorted(BARS.index.as_unit("ns").asi8, TEST[0].value - 60_000_000_000))
     for bars in (BARS.iloc[:cut], absurd(BARS, cut, np.random.default_rng(0))):
-        base, minute_bars = resample_bars(bars, MES, 5), resample_bars(bars, MES, 1)
-        assert search_barriers_on_training_rows(base, minute_bars, MES, TRAIN, SPEC, evaluated=TEST)[0] == found
+        base, minute_bars = doors.resample_bars(bars, MES, 5), doors.resample_bars(bars, MES, 1)
+        assert doors.search_barriers_on_training_rows(base, minute_bars, MES, TRAIN, SPEC, evaluated=TEST)[0] == found
     before = BARS.copy()
     before.iloc[cut - 400 : cut, :] *= 1.0005  # training bars do count
-    other, _ = search_barriers_on_training_rows(
-        resample_bars(before, MES, 5), resample_bars(before, MES, 1), MES, TRAIN, SPEC, evaluated=TEST
+    other, _ = doors.search_barriers_on_training_rows(
+        doors.resample_bars(before, MES, 5), doors.resample_bars(before, MES, 1), MES, TRAIN, SPEC, evaluated=TEST
     )
     assert other.seen_rows.fingerprint != found.seen_rows.fingerprint
     assert other.seen_rows.moments == found.seen_rows.moments
     until = pd.Timestamp(found.seen_rows.until).value
-    assert fingerprint_searched_bars(BASE, FINE, MES, until) == found.seen_rows.fingerprint
-    assert fingerprint_searched_bars(BASE, FINE, replace(MES, tick=0.5), until) != found.seen_rows.fingerprint
+    assert doors.fingerprint_searched_bars(BASE, FINE, MES, until) == found.seen_rows.fingerprint
+    assert doors.fingerprint_searched_bars(BASE, FINE, replace(MES, tick=0.5), until) != found.seen_rows.fingerprint
 
 
 def test_search_barriers_without_evaluated_rows_stops_at_last_training_row():
@@ -106,16 +97,16 @@ def test_search_barriers_without_evaluated_rows_stops_at_last_training_row():
     assert alone.seen_rows.until == alone.seen_rows.last == TRAIN[-1].isoformat()
     cut = int(np.searchsorted(BARS.index.as_unit("ns").asi8, TRAIN[-1].value))
     bars = BARS.iloc[:cut]
-    base, minute_bars = resample_bars(bars, MES, 5), resample_bars(bars, MES, 1)
-    assert search_barriers_on_training_rows(base, minute_bars, MES, TRAIN, SPEC)[0] == alone
+    base, minute_bars = doors.resample_bars(bars, MES, 5), doors.resample_bars(bars, MES, 1)
+    assert doors.search_barriers_on_training_rows(base, minute_bars, MES, TRAIN, SPEC)[0] == alone
 
 
 def test_search_barriers_uses_labels_proven_before_next_evaluated_row():
     """Training rows before and after the evaluated ones, as of a fold."""
     seen = set()
-    for train, test in purged_kfold(ROWS, 3, 10):
+    for train, test in doors.purged_kfold(ROWS, 3, 10):
         rows = {"train_rows": ROWS.index[train], "spec": FEW, "evaluated": ROWS.index[test]}
-        one, grid = search_barriers_on_training_rows(BASE, FINE, MES, **rows)
+        one, grid = doors.search_barriers_on_training_rows(BASE, FINE, MES, **rows)
         seen.add(one.seen_rows.moments)
         assert one.seen_rows.count == len(train) and one.seen_rows.first == ROWS.index[train[0]].isoformat()
         first, last = ROWS.index[test[0]], ROWS.index[train[-1]]
@@ -140,18 +131,18 @@ def test_searched_labels_from_json_equals_original_and_names_rows(found):
     assert stored["version"] == 4 and stored["seen_rows"]["count"] == 500
     assert stored["seen_rows"]["first"] == TRAIN[0].isoformat() and stored["seen_rows"]["last"] == TRAIN[-1].isoformat()
     assert pd.Timestamp(stored["seen_rows"]["until"]) < TEST[0]
-    assert SearchedLabelSpec.from_json(found.to_json()) == found
+    assert doors.SearchedLabelSpec.from_json(found.to_json()) == found
     with pytest.raises(SettingsError, match="another version"):
-        SearchedLabelSpec.from_json(json.dumps(stored | {"version": 3}))
+        doors.SearchedLabelSpec.from_json(json.dumps(stored | {"version": 3}))
 
 
 def test_search_barriers_invalid_rows_raise_error():
     with pytest.raises(SettingsError, match="1 of them evaluated"):
         search(evaluated=TRAIN[-1:])
     with pytest.raises(SettingsError, match="without a bar"):
-        search_barriers_on_training_rows(BASE, FINE, MES, TRAIN + pd.Timedelta("1s"), SPEC)
+        doors.search_barriers_on_training_rows(BASE, FINE, MES, TRAIN + pd.Timedelta("1s"), SPEC)
     with pytest.raises(SettingsError, match="0 rows"):
-        search_barriers_on_training_rows(BASE, FINE, MES, TRAIN[:0], SPEC)
+        doors.search_barriers_on_training_rows(BASE, FINE, MES, TRAIN[:0], SPEC)
 
 
 @pytest.mark.parametrize(
@@ -161,4 +152,4 @@ def test_search_barriers_invalid_rows_raise_error():
 )  # fmt: skip
 def test_search_spec_invalid_values_raise_settings_error(bad):
     with pytest.raises(SettingsError, match=r"SearchSpec|k_up|sigma_span"):
-        BarrierSearchSpec(**bad)
+        doors.BarrierSearchSpec(**bad)

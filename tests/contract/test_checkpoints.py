@@ -3,6 +3,7 @@
 import itertools
 import json
 import logging
+import math
 import os
 import random
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.errors import CheckpointError, SettingsError
@@ -61,11 +63,11 @@ def test_manager_without_checkpoints_returns_none_and_empty_list(manager):
 
 
 def test_manager_save_and_load_return_state_metrics_and_facts(manager, tmp_path):
-    metrics = {"loss": np.float32(0.5), "t": torch.tensor(2)}
+    metrics = {"loss": np.float32(0.5), "t": torch.tensor(2), "not yet": math.nan}
     info = manager.save_checkpoint("train_xgboost", {"epoch": 3}, metrics=metrics)
     got = written(tmp_path).load_latest_checkpoint("train_xgboost")
     assert got["state"] == {"epoch": 3} and got["skipped"] == []
-    assert got["metrics"] == {"loss": 0.5, "t": 2}
+    assert got["metrics"].pop("not yet") is not None and got["metrics"] == {"loss": 0.5, "t": 2}
     for key in ("sequence", "saved_at", "hash", "path", "bytes"):
         assert got[key] == info[key]
     assert os.path.getsize(info["path"]) == info["bytes"] and info["status"] == "saved"
@@ -356,6 +358,34 @@ with CheckpointManager(sys.argv[1], run="r", background=False) as manager:
     print(manager.load_latest_checkpoint("p")["state"])
 """
     assert spawn(code, tmp_path).stdout.read() == "6 True\n{'value': 3}\n"
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_manager_saves_one_after_the_other_give_each_file_its_own_values(tmp_path, background):
+    """Also of several phases, of states that grow and shrink, and of a save inside another one: the memory of a save
+    is used again.
+    """
+
+    class SlowTensor(torch.Tensor):
+        def detach(self):
+            save_with_history("inner", 100)
+            return super().detach()
+
+    def save_with_history(phase, value, size=100_000, **more):
+        state = {"small": np.ones(3, np.int8), "a": np.full(size, value), "history": ["epoch"] * value, **more}
+        saves.append((manager.save_checkpoint(phase, state, force=True), state["a"]))
+
+    saves = []
+    with CheckpointManager(tmp_path, run="r", keep_last=9, background=background) as manager:
+        for value, size in enumerate((100_000, 100_000, 100_500, 100_000, 50_000, 400_000, 100_000)):
+            save_with_history(f"p{value % 2}", value, size)
+        save_with_history("outer", 99, slow=torch.ones(50).as_subclass(SlowTensor))
+        manager.wait()
+        for saved, array in saves:
+            assert np.array_equal(load_file(saved["path"])["['a']"], array)
+        found = [manager.load_latest_checkpoint(phase)["state"] for phase in ("p1", "p0", "inner", "outer")]
+        assert len(saves) == 9 and found[0]["history"] == ["epoch"] * 5
+        assert all(state["a"].flags.aligned for state in found)
 
 
 def test_manager_concurrent_saves_of_two_threads_keep_states_apart(tmp_path):

@@ -9,16 +9,7 @@ import pytest
 
 from ml_factory import Bundle, GuardedStream, GuardSettings, PredictionStream
 from ml_factory.errors import BarsError, CheckpointError, SettingsError
-from tests.contract.doors import (
-    CALENDARS,
-    MINUTE_NS,
-    assign_sessions,
-    build_features,
-    deserialize_state,
-    open_minutes,
-    scheduled_session_days,
-    serialize_state,
-)
+from tests.contract import doors
 from tests.contract.doors import PROBABILITIES as P
 
 PRICES = ["open", "high", "low", "close"]
@@ -69,7 +60,7 @@ def guarded(bundle, raw_bars):
 def restored(stream: GuardedStream) -> GuardedStream:
     """The stream in another process."""
     other = GuardedStream(stream.bundle, stream.settings, cold=False)
-    other.load_state(deserialize_state(serialize_state(stream.get_state())))
+    other.load_state(doors.deserialize_state(doors.serialize_state(stream.get_state())))
     return other
 
 
@@ -122,7 +113,7 @@ def test_guarded_stream_of_single_bars_and_restored_equals_one_push(guarded, raw
         stream = restored(stream) if number % 97 == 5 else stream
         pushed.append(stream.push(last.iloc[number : number + 1]))
     pd.testing.assert_frame_equal(pd.concat(pushed), wanted, check_exact=True, check_freq=False)
-    assert serialize_state(stream.get_state()["guard"]) == serialize_state(whole.get_state()["guard"])
+    assert doors.serialize_state(stream.get_state()["guard"]) == doors.serialize_state(whole.get_state()["guard"])
     assert stream.status() == whole.status()
     for reason in (*(reason for _, reason, _ in FAULTS.values()), "distributed otherwise"):
         assert wanted["reason"].str.contains(reason).any(), reason
@@ -143,7 +134,7 @@ def two_units(bars):
 
 
 def built(bundle, bars):
-    return build_features(bundle.spec.check_bars(bars)[0], bundle.spec.market, bundle.spec.features)
+    return doors.build_features(bundle.spec.check_bars(bars)[0], bundle.spec.market, bundle.spec.features)
 
 
 def ends_of(bars) -> np.ndarray:
@@ -232,7 +223,7 @@ def test_guarded_stream_refuses_bars_that_cannot_be_and_is_as_before(bundle, raw
     stream = GuardedStream(bundle, cold=False)
     stream.push(raw_bars.iloc[:50])
     state = stream.get_state()
-    before = serialize_state(state)
+    before = doors.serialize_state(state)
     for bars, named in (
         (raw_bars.iloc[40:60], "overlap"),
         (raw_bars.iloc[49:51], "overlap"),
@@ -245,7 +236,7 @@ def test_guarded_stream_refuses_bars_that_cannot_be_and_is_as_before(bundle, raw
     ):
         with pytest.raises(BarsError, match=named):
             stream.push(bars)
-        assert serialize_state(stream.get_state()) == before
+        assert doors.serialize_state(stream.get_state()) == before
     assert not len(stream.push(raw_bars.iloc[:0])) and not len(stream.push(raw_bars.iloc[50:51].assign(volume=0.0)))
     with pytest.raises(CheckpointError, match="state of a guard is damaged"):
         stream.load_state(state | {"guard": {}})
@@ -283,20 +274,20 @@ def test_open_minutes_of_silence_leaves_out_weekends_and_holidays_and_has_no_end
         ("2026-01-05 15:00", "2026-01-12 15:00", week), ("2026-01-05 15:00", "2026-01-19 15:00", 2 * week),
         ("2026-01-05 15:00:30", "2026-01-05 15:02:00", 2), ("2026-01-05 15:00", "2026-01-05 15:00", 0),
     ):  # fmt: skip
-        assert open_minutes(moment(begin), moment(end), "cme") == wanted, (begin, end)
-    assert open_minutes(moment("2024-01-01"), moment("2026-01-01"), "24h") == 731 * 1440
-    assert 98 * week < open_minutes(moment("2024-01-08"), moment("2026-01-05"), "cme") < 104 * week
+        assert doors.open_minutes(moment(begin), moment(end), "cme") == wanted, (begin, end)
+    assert doors.open_minutes(moment("2024-01-01"), moment("2026-01-01"), "24h") == 731 * 1440
+    assert 98 * week < doors.open_minutes(moment("2024-01-08"), moment("2026-01-05"), "cme") < 104 * week
 
 
 def test_open_minutes_equals_count_of_single_minutes_in_each_calendar():
     generator = np.random.default_rng(0)
-    for calendar in CALENDARS:
+    for calendar in doors.CALENDARS:
         for _ in range(12):
-            begin = moment("1995-01-01") + int(generator.integers(30 * 365 * 1440)) * MINUTE_NS
-            minutes = begin + np.arange(int(generator.integers(1, 9 * 1440))) * MINUTE_NS
-            sessions = assign_sessions(minutes, calendar)
-            days, lengths = scheduled_session_days(calendar, int(sessions.id[0]), int(sessions.id[-1]))
+            begin = moment("1995-01-01") + int(generator.integers(30 * 365 * 1440)) * doors.MINUTE_NS
+            minutes = begin + np.arange(int(generator.integers(1, 9 * 1440))) * doors.MINUTE_NS
+            sessions = doors.assign_sessions(minutes, calendar)
+            days, lengths = doors.scheduled_session_days(calendar, int(sessions.id[0]), int(sessions.id[-1]))
             until = dict(zip(days.tolist(), lengths.tolist(), strict=True))
-            closes = sessions.open_ns + np.array([until.get(day, 0) for day in sessions.id.tolist()]) * MINUTE_NS
+            closes = sessions.open_ns + np.array([until.get(day, 0) for day in sessions.id.tolist()]) * doors.MINUTE_NS
             wanted = int((sessions.inside & (minutes < closes)).sum())
-            assert open_minutes(begin, int(minutes[-1]) + MINUTE_NS, calendar) == wanted
+            assert doors.open_minutes(begin, int(minutes[-1]) + doors.MINUTE_NS, calendar) == wanted

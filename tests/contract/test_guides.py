@@ -21,14 +21,7 @@ import torch
 
 from ml_factory import CheckpointManager, Workspace, pipeline
 from ml_factory.models.registry import build_model
-from tests.contract.doors import (
-    NOTEBOOKS,
-    WANDB_PROJECT,
-    ArtifactRegistry,
-    check_parameters,
-    find_model_spec,
-    read_notebook_parameters,
-)
+from tests.contract import doors
 from utils import colab_setup
 from utils.colab_setup import estimate_training_time_remaining, setup_colab_environment
 
@@ -90,12 +83,14 @@ def test_guide_table_has_row_per_heading_and_existing_test_per_row():
 
 
 def test_guide_models_are_declared_by_named_notebooks():
-    assert [path.stem for path in sorted(FOLDER.glob("*.ipynb"))] == list(NOTEBOOKS)
+    assert [path.stem for path in sorted(FOLDER.glob("*.ipynb"))] == list(doors.NOTEBOOKS)
     for notebook, models in FAMILIES.items():
-        declared = read_notebook_parameters(FOLDER / f"{notebook}.ipynb")
-        assert declared["MODEL"].default in models and {find_model_spec(name).notebook for name in models} == {notebook}
-    for name in NOTEBOOKS[2:]:
-        assert read_notebook_parameters(FOLDER / f"{name}.ipynb")["SETTINGS"].default == ""
+        declared = doors.read_notebook_parameters(FOLDER / f"{notebook}.ipynb")
+        assert declared["MODEL"].default in models and {doors.find_model_spec(name).notebook for name in models} == {
+            notebook
+        }
+    for name in doors.NOTEBOOKS[2:]:
+        assert doors.read_notebook_parameters(FOLDER / f"{name}.ipynb")["SETTINGS"].default == ""
 
 
 def test_guide_setup_cell_returns_env_info_with_workspace(monkeypatch, tmp_path, capsys):
@@ -190,7 +185,7 @@ def test_guide_papermill_parameters_pass_notebook_check(capsys):
     names: dict = {"In": [source, injected]}
     exec(source, names)
     exec(injected, names)
-    chosen = check_parameters(family="tabular", shell=types.SimpleNamespace(user_ns=names))
+    chosen = doors.check_parameters(family="tabular", shell=types.SimpleNamespace(user_ns=names))
     assert (chosen.symbol, chosen.horizon, chosen.model, chosen.settings) == ("MES", 20, "xgboost", {})
 
 
@@ -198,7 +193,7 @@ def test_checkpoint_manager_with_deleted_folder_loads_registered_model_and_saves
     workspace = Workspace(tmp_path)
     state = {"model_state": {"model": "xgboost", "fitted": None}}
     facts = {"run_id": "train-xgboost-h5-s0-0123456789", "horizon": 5, "history": [{"epoch": 1, "val_loss": 1.0}]}
-    ArtifactRegistry(workspace.models).register("MES", "model", "xgboost", state, facts)
+    doors.ArtifactRegistry(workspace.models).register("MES", "model", "xgboost", state, facts)
     for number in range(5):
         CheckpointManager(workspace.checkpoints, run="r", background=False).save_checkpoint(
             "p", {"n": number}, force=True
@@ -268,4 +263,4 @@ def test_dvc_page_has_three_commands_for_bucket_as_remote():
 
 
 def test_artifact_versions_project_equals_dashboard_project():
-    assert WANDB_PROJECT == "ohlcv-ml-factory"
+    assert doors.WANDB_PROJECT == "ohlcv-ml-factory"

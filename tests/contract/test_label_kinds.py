@@ -8,20 +8,10 @@ import pytest
 
 from ml_factory import pipeline
 from ml_factory.errors import SettingsError
-from tests.contract.doors import (
-    KINDS,
-    BarrierSearchSpec,
-    DatasetStore,
-    DataSpec,
-    LabelSpec,
-    MarketSpec,
-    direction_labels,
-    resample_bars,
-    trend_scanning_labels,
-)
+from tests.contract import doors
 from tests.small_data import SMALL_DATA_WORDS
 
-BY_HAND = {"direction": direction_labels, "trend_scanning": trend_scanning_labels}
+BY_HAND = {"direction": doors.direction_labels, "trend_scanning": doors.trend_scanning_labels}
 
 
 @pytest.mark.parametrize("kind", sorted(BY_HAND))
@@ -31,10 +21,10 @@ def test_prepare_label_kind_is_certified_stored_and_trained(prepared, call, kind
     code, out, err = call("prepare", *words)
     assert code == 0, err
     assert json.loads(out)["proof"] == "quick, 16 cuts" and "looks ahead" not in err
-    store = DatasetStore.current(prepared.processed("DEMO"))
-    market = MarketSpec.from_dict(store.facts["market"])
+    store = doors.DatasetStore.current(prepared.processed("DEMO"))
+    market = doors.MarketSpec.from_dict(store.facts["market"])
     bars = pd.read_parquet(prepared.raw_bars("DEMO")).set_index("timestamp")
-    wanted = BY_HAND[kind](resample_bars(bars, market, 5), LabelSpec(5, kind=kind), market)
+    wanted = BY_HAND[kind](doors.resample_bars(bars, market, 5), doors.LabelSpec(5, kind=kind), market)
     labels = pipeline.load_labels(prepared, "DEMO", 5)
     pd.testing.assert_frame_equal(labels, wanted[wanted["entry_bar"] >= store.facts["first"]], check_freq=False)
     assert not labels["label"].equals(before["label"])
@@ -57,8 +47,8 @@ def test_prepare_unknown_or_unsearchable_label_kind_exits_2(prepared, call):
     words = ("--workspace", prepared.root, "--target", "direction", "--search")
     code, _, err = call("prepare", *words)
     assert code == 2 and "Only barriers are searched for" in err
-    found = pipeline.search_barriers(prepared, "DEMO", 5, BarrierSearchSpec(neutral=(0.02, 0.7), lean=0.5))
+    found = pipeline.search_barriers(prepared, "DEMO", 5, doors.BarrierSearchSpec(neutral=(0.02, 0.7), lean=0.5))
     with pytest.raises(SettingsError, match="Only barriers are searched for"):
-        asked = DataSpec(labels=LabelSpec(kind="direction"))
+        asked = doors.DataSpec(labels=doors.LabelSpec(kind="direction"))
         pipeline.prepare(prepared, "DEMO", (5,), settings=asked, searched=found.name)
-    assert KINDS[0] == LabelSpec().kind
+    assert doors.KINDS[0] == doors.LabelSpec().kind

@@ -5,15 +5,7 @@ import pytest
 from sklearn import metrics as sk
 
 from ml_factory.errors import FactoryError, SettingsError
-from tests.contract.doors import (
-    classification_metrics,
-    compute_forecast_metrics,
-    direction_loss_by_class,
-    expected_calibration_error,
-    negative_log_probabilities,
-    prior_baseline_probabilities,
-    row_log_loss,
-)
+from tests.contract import doors
 
 LABELS = [-1, 0, 1]
 
@@ -30,7 +22,7 @@ def sample(n: int, seed: int, classes=LABELS):
 def test_classification_metrics_equal_scikit_learn(seed, weighted):
     y, p, w = sample(400, seed)
     w = w if weighted else None
-    got = dict(classification_metrics(y, p, w))
+    got = dict(doors.classification_metrics(y, p, w))
     guess = p.argmax(axis=1) - 1
     assert got["log_loss"] == pytest.approx(sk.log_loss(y, p, sample_weight=w, labels=LABELS), rel=1e-12)
     assert got["accuracy"] == pytest.approx(sk.accuracy_score(y, guess, sample_weight=w), rel=1e-12)
@@ -41,35 +33,37 @@ def test_classification_metrics_equal_scikit_learn(seed, weighted):
 def test_classification_metrics_row_with_weight_2_counts_as_two_rows():
     y, p, _ = sample(60, 4)
     times = np.arange(60) % 3  # 0, 1 or 2
-    once = dict(classification_metrics(y, p, times))
-    assert once == pytest.approx(dict(classification_metrics(np.repeat(y, times), np.repeat(p, times, axis=0))))
+    once = dict(doors.classification_metrics(y, p, times))
+    assert once == pytest.approx(dict(doors.classification_metrics(np.repeat(y, times), np.repeat(p, times, axis=0))))
 
 
 def test_classification_metrics_of_single_class_equal_hand_computed_values():
-    got = dict(classification_metrics(np.zeros(5, int), np.tile([0.2, 0.5, 0.3], (5, 1))))
+    got = dict(doors.classification_metrics(np.zeros(5, int), np.tile([0.2, 0.5, 0.3], (5, 1))))
     assert got["accuracy"] == 1 and got["log_loss"] == pytest.approx(np.log(2))
     assert got["brier"] == pytest.approx(0.04 + 0.25 + 0.09)
 
 
 def test_expected_calibration_error_separates_two_highest_bins():
     p = np.array([[0.95, 0.05, 0.0], [0.9, 0.1, 0.0]])  # of 15 bins the last and the one before
-    assert expected_calibration_error([0, -1], p) == pytest.approx((0.95 + 0.1) / 2)
+    assert doors.expected_calibration_error([0, -1], p) == pytest.approx((0.95 + 0.1) / 2)
 
 
 def test_classification_metrics_ece_equals_hand_computed_values():
     # Two rows say 0.6 of class long, one of them is right: |0.5 - 0.6|. Two say 0.8 and are right: |1 - 0.8|.
     p = np.array([[0.2, 0.2, 0.6], [0.2, 0.2, 0.6], [0.8, 0.1, 0.1], [0.1, 0.1, 0.8]])
-    got = dict(classification_metrics([1, 0, -1, 1], p))
+    got = dict(doors.classification_metrics([1, 0, -1, 1], p))
     assert got["ece"] == pytest.approx(0.5 * 0.1 + 0.5 * 0.2)
-    assert dict(classification_metrics([1, 0, -1, 1], p, [3, 1, 0, 4]))["ece"] == pytest.approx(0.5 * 0.15 + 0.5 * 0.2)
+    assert dict(doors.classification_metrics([1, 0, -1, 1], p, [3, 1, 0, 4]))["ece"] == pytest.approx(
+        0.5 * 0.15 + 0.5 * 0.2
+    )
 
     # 0.6 is the upper edge of a bin of width 1/15: it and 0.61 are judged apart.
     edge = np.array([[0.2, 0.2, 0.6], [0.19, 0.2, 0.61]])
-    assert dict(classification_metrics([1, 0], edge))["ece"] == pytest.approx(0.5 * 0.4 + 0.5 * 0.61)
+    assert dict(doors.classification_metrics([1, 0], edge))["ece"] == pytest.approx(0.5 * 0.4 + 0.5 * 0.61)
 
 
 def test_row_log_loss_of_zero_probability_is_36_nats():
-    assert row_log_loss([1], [[1.0, 0.0, 0.0]])[0] == pytest.approx(36.04, abs=0.01)
+    assert doors.row_log_loss([1], [[1.0, 0.0, 0.0]])[0] == pytest.approx(36.04, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +79,7 @@ def test_row_log_loss_of_zero_probability_is_36_nats():
 )
 def test_classification_metrics_invalid_input_raises_error(y, p, w, words):
     with pytest.raises(FactoryError, match=words):
-        dict(classification_metrics(y, p, w))
+        dict(doors.classification_metrics(y, p, w))
 
 
 # ---- the table -------------------------------------------------------------------------------------------------
@@ -97,7 +91,9 @@ def test_metrics_table_gain_is_log_loss_difference_to_prior():
     y = (p.cumsum(axis=1) < rng.random((3000, 1))).sum(axis=1) - 1
     w = np.ones(3000)
     w[:100] = 0
-    table = compute_forecast_metrics({"model": p, "prior": prior_baseline_probabilities(y, w, 3000)}, y, w, horizon=5)
+    table = doors.compute_forecast_metrics(
+        {"model": p, "prior": doors.prior_baseline_probabilities(y, w, 3000)}, y, w, horizon=5
+    )
     assert list(table.index) == ["model", "prior"]
     difference = table.loc["prior", "log_loss"] - table.loc["model", "log_loss"]
     assert table.loc["model", "log_loss_gain"] == pytest.approx(difference)
@@ -107,15 +103,15 @@ def test_metrics_table_gain_is_log_loss_difference_to_prior():
 
 def test_metrics_table_unknown_reference_raises_settings_error():
     with pytest.raises(SettingsError, match="did you mean 'priors'"):
-        compute_forecast_metrics({"priors": np.full((3, 3), 1 / 3)}, [0, 1, 0])
+        doors.compute_forecast_metrics({"priors": np.full((3, 3), 1 / 3)}, [0, 1, 0])
 
 
 def test_row_log_loss_equals_touch_loss_plus_direction_loss():
     p = np.array([[0.2, 0.5, 0.3], [0.2, 0.5, 0.3], [0.6, 0.1, 0.3]])
-    side = direction_loss_by_class(p)[np.arange(3), [2, 1, 0]]
+    side = doors.direction_loss_by_class(p)[np.arange(3), [2, 1, 0]]
     np.testing.assert_allclose(side, [-np.log(0.3 / 0.5), 0.0, -np.log(0.6 / 0.9)], rtol=1e-12)
     touch = -np.log([0.5, 0.5, 0.9])
-    np.testing.assert_allclose(row_log_loss([1, 0, -1], p), touch + side, rtol=1e-12)
+    np.testing.assert_allclose(doors.row_log_loss([1, 0, -1], p), touch + side, rtol=1e-12)
 
 
 def test_metrics_table_forecast_of_hour_only_has_zero_direction_gain():
@@ -125,7 +121,7 @@ def test_metrics_table_forecast_of_hour_only_has_zero_direction_gain():
     hour = np.where(busy[:, None], [0.45, 0.1, 0.45], [0.1, 0.8, 0.1])
     seer = np.where(np.arange(3) == (y + 1)[:, None], 0.8, 0.1)
     flat = np.tile([np.mean(y != 0) / 2, np.mean(y == 0), np.mean(y != 0) / 2], (4000, 1))
-    table = compute_forecast_metrics({"hour": hour, "seer": seer, "prior": flat}, y)
+    table = doors.compute_forecast_metrics({"hour": hour, "seer": seer, "prior": flat}, y)
     assert table.loc["hour", "gain_low"] > 0.2 and abs(table.loc["hour", "direction_gain"]) < 1e-12
     assert table.loc["seer", "direction_low"] > 0.2
 
@@ -134,6 +130,6 @@ def test_loss_by_class_at_observed_class_equals_row_loss():
     rng = np.random.default_rng(5)
     p, y = rng.dirichlet([2, 2, 2], 50), rng.integers(-1, 2, 50)
     rows = np.arange(50)
-    np.testing.assert_array_equal(negative_log_probabilities(p)[rows, y + 1], row_log_loss(y, p))
+    np.testing.assert_array_equal(doors.negative_log_probabilities(p)[rows, y + 1], doors.row_log_loss(y, p))
     by_hand = -np.log(np.array([0.2 / 0.8, 1.0, 0.6 / 0.8]))
-    np.testing.assert_allclose(direction_loss_by_class(np.array([[0.2, 0.2, 0.6]])), [by_hand], atol=1e-15)
+    np.testing.assert_allclose(doors.direction_loss_by_class(np.array([[0.2, 0.2, 0.6]])), [by_hand], atol=1e-15)

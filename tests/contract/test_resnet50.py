@@ -9,15 +9,7 @@ import torch
 
 from ml_factory.errors import FactoryError
 from ml_factory.storage.workspace import Workspace
-from tests.contract.doors import (
-    Device,
-    ImageBatches,
-    ShardSamples,
-    build_resnet50,
-    read_state_file,
-    train_resnet50,
-    write_state_file,
-)
+from tests.contract import doors
 from tests.recipes.image_cases import settings_of, weights_of
 
 # The lines of the guide, with a CPU's device.
@@ -38,11 +30,11 @@ END_LINES = (
 def test_network_is_torchvisions_with_the_standard_stem_and_narrow_ones_keep_its_names():
     from torchvision.models import resnet50
 
-    theirs, ours = resnet50(num_classes=7), build_resnet50(7, stem="standard")
+    theirs, ours = resnet50(num_classes=7), doors.build_resnet50(7, stem="standard")
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(2, 3, 64, 64)
     assert torch.equal(ours.eval()(x), theirs.eval()(x))
-    narrow = build_resnet50(7, 4)
+    narrow = doors.build_resnet50(7, 4)
     assert list(narrow.state_dict()) == list(theirs.state_dict())
     assert narrow.conv1.weight.shape == (64, 3, 3, 3) and narrow.layer1[0].conv2.weight.shape == (4, 4, 3, 3)
 
@@ -58,20 +50,20 @@ def test_training_killed_in_an_epoch_goes_on_there_and_weights_are_written_where
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train_resnet50(place, **settings_of(shards), emit=emit)
-    result = train_resnet50(place, **settings_of(shards), emit=lines.append)
+        doors.train_resnet50(place, **settings_of(shards), emit=emit)
+    result = doors.train_resnet50(place, **settings_of(shards), emit=lines.append)
     # No test image takes part in the training: with others it ends in the same way.
-    other = train_resnet50(straight, **settings_of((shards[0], shards[0])), emit=lambda line: None)
+    other = doors.train_resnet50(straight, **settings_of((shards[0], shards[0])), emit=lambda line: None)
     assert [one["val_loss"] for one in other["history"]] == [one["val_loss"] for one in result["history"]]
     assert other["loss"] != result["loss"] and other["best_epoch"] == result["best_epoch"]
     assert 0 < sum("Training Device" in line for line in lines) < 4
     assert f"Max Accuracy: {result['accuracy']:.2%}" in "\n".join(lines) and len(result["history"]) == 2
     assert result["train_seconds"] == pytest.approx(sum(one["seconds"] for one in result["history"]))
     target = tmp_path / "later" / "model.pt"
-    again = train_resnet50(place, **settings_of(shards, save_model=str(target)), emit=lines.append)
+    again = doors.train_resnet50(place, **settings_of(shards, save_model=str(target)), emit=lines.append)
     assert again["run"] == result["run"] and "finished before" in lines[-1] and again["saved"] == str(target)
     kept = weights_of(place)
-    for other in (read_state_file(target)["weights"], weights_of(straight)):
+    for other in (doors.read_state_file(target)["weights"], weights_of(straight)):
         assert other.keys() == kept.keys() and all(torch.equal(value, kept[name]) for name, value in other.items())
 
 
@@ -80,7 +72,7 @@ def test_log_of_made_up_images_has_the_lines_of_the_guide_in_file_and_output_and
     given = settings_of(
         shards, **fake, logdir=str(tmp_path / "logs"), save_model=str(tmp_path / "w" / "model-chkpt.pt")
     )
-    facts = train_resnet50(Workspace(tmp_path / "w"), **given, emit=lines.append)
+    facts = doors.train_resnet50(Workspace(tmp_path / "w"), **given, emit=lines.append)
     assert len([line for line in lines if STEP_LINE.fullmatch(line)]) == 8
     for pattern in END_LINES:
         assert len([line for line in lines if re.fullmatch(pattern, line)]) == 1, pattern
@@ -92,7 +84,7 @@ def test_log_of_made_up_images_has_the_lines_of_the_guide_in_file_and_output_and
         round(one["accuracy"], 4) for one in facts["history"]
     ]
     again = settings_of(shards, {"epochs": 1, "lr": 1e-9}, **fake, initial=facts["saved"])
-    started = train_resnet50(Workspace(tmp_path / "again"), **again, emit=lines.append)
+    started = doors.train_resnet50(Workspace(tmp_path / "again"), **again, emit=lines.append)
     assert started["run"] != facts["run"]
 
 
@@ -116,17 +108,17 @@ def test_broken_shard_or_sample_is_refused_by_its_name(shards, tmp_path):
     (shards[0] / "s-000003.tar").write_bytes(b"cut off")
     path.write_bytes(data)
     with pytest.raises(FactoryError, match=r"This shard is broken.*s-000003\.tar"):
-        train_resnet50(Workspace(tmp_path / "a"), **settings_of(shards), emit=str)
+        doors.train_resnet50(Workspace(tmp_path / "a"), **settings_of(shards), emit=str)
     (shards[0] / "s-000003.tar").unlink()
     with pytest.raises(FactoryError, match=r"This sample is broken \[s-000001\.tar: \d{8}\]"):
-        train_resnet50(Workspace(tmp_path / "b"), **settings_of(shards), emit=str)
+        doors.train_resnet50(Workspace(tmp_path / "b"), **settings_of(shards), emit=str)
     with pytest.raises(FactoryError, match=r"This sample is broken.*class 2 of 2"):
-        train_resnet50(Workspace(tmp_path / "c"), **settings_of((shards[1], shards[1]), classes=2), emit=str)
+        doors.train_resnet50(Workspace(tmp_path / "c"), **settings_of((shards[1], shards[1]), classes=2), emit=str)
 
 
 def test_batches_are_a_function_of_their_positions_announced_or_not(shards):
-    samples = ShardSamples(sorted(shards[0].glob("*.tar")), 16, 3, 0)
-    feed = ImageBatches(samples, Device("cpu", 1), training=True, workers=2)
+    samples = doors.ShardSamples(sorted(shards[0].glob("*.tar")), 16, 3, 0)
+    feed = doors.ImageBatches(samples, doors.Device("cpu", 1), training=True, workers=2)
     try:
         images, labels = feed(np.arange(36))
         assert sorted(labels.tolist()) == sorted(np.arange(36) % 3)
@@ -142,9 +134,9 @@ def test_weights_of_another_network_or_a_pickle_are_refused_in_one_line(shards, 
     given = settings_of(shards, initial=str(tmp_path / "model.pt"))
     for other in ({}, {"model": "sdce"}, {"weights": {"fc.weight": torch.ones(3, 2)}}):
         if other:
-            write_state_file(tmp_path / "model.pt", other)
+            doors.write_state_file(tmp_path / "model.pt", other)
         with pytest.raises(FactoryError, match=r"no weights of this network.*model\.pt"):
-            train_resnet50(Workspace(tmp_path / "w"), **given)
+            doors.train_resnet50(Workspace(tmp_path / "w"), **given)
 
 
 def test_guides_variables_are_defaults_and_absent_shards_are_named(call, monkeypatch, tmp_path):

@@ -29,7 +29,7 @@ RUNS = {
     "export": (*SMALL, "--model", "linear"),
     "clean": ("--symbol", "DEMO", "--dry-run"),
 }
-# Notebooks, services, databases, W&B and slices have tests of their own: tests/test_notebooks.py, tests/serving, ...
+# Notebooks, the service, databases, W&B and slices have tests of their own: tests/test_notebooks.py, test_service.py
 ELSEWHERE = {"suite", "run", "serve", "export-data", "tracking", "recipe", "tpu"}
 ON_SYMBOL = (
     "prepare",

@@ -6,18 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.contract.doors import (
-    BEATS,
-    DOES_NOT_BEAT,
-    NOT_ENOUGH,
-    ConfidenceInterval,
-    VerdictGains,
-    describe_missing_classes,
-    fold_gain_interval,
-    model_verdict,
-    verdict_gains_of_folds,
-    verdict_gains_of_rows,
-)
+from tests.contract import doors
 
 N = 6000
 TIMES = pd.date_range("2024-01-01", periods=N, freq="30min", tz="UTC")  # 125 days
@@ -40,9 +29,9 @@ def market(touch: float, side: float, seed: int = 0):
 
 
 def verdict(y, p, clock, **options):
-    gains = verdict_gains_of_rows(y, p, {"prior": PRIOR, "clock": clock}, horizon=1, times_N=TIMES)
+    gains = doors.verdict_gains_of_rows(y, p, {"prior": PRIOR, "clock": clock}, horizon=1, times_N=TIMES)
     options = {"rows": N, "effective_rows": N, **options}
-    return model_verdict("xgboost", gains, "clock", **options)
+    return doors.model_verdict("xgboost", gains, "clock", **options)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +44,7 @@ def verdict(y, p, clock, **options):
 )
 def test_verdict_of_informed_model_beats_baselines_and_names_touch_or_side(touch, side, words):
     found = verdict(*market(touch, side))
-    assert found.status == BEATS and found.reason == ""
+    assert found.status == doors.BEATS and found.reason == ""
     assert found.sentence == f"xgboost beats every baseline: {words}"
     assert found.edge == found.to_dict()["edge"] == (side > 0)
     assert found.answer == f"{'Edge' if side else 'No edge'} found: xgboost {words.removeprefix('it ')}"
@@ -68,16 +57,16 @@ def test_verdict_of_model_that_beats_prior_but_not_clock_is_does_not_beat():
     noise = np.random.default_rng(1).normal(0, 0.15, (N, 3))
     p = clock * np.exp(noise)
     p /= p.sum(axis=1, keepdims=True)
-    gains = verdict_gains_of_rows(y, p, {"prior": PRIOR, "clock": clock}, horizon=1, times_N=TIMES)
+    gains = doors.verdict_gains_of_rows(y, p, {"prior": PRIOR, "clock": clock}, horizon=1, times_N=TIMES)
     assert gains.whole["prior"].low > 0 > gains.whole["clock"].mean
     found = verdict(y, p, clock)
-    assert found.status == DOES_NOT_BEAT and "clock" in found.reason and "prior" not in found.reason
+    assert found.status == doors.DOES_NOT_BEAT and "clock" in found.reason and "prior" not in found.reason
     assert "the time of the session (clock)" in found.sentence and not found.predicts_touch
 
 
 def test_row_gains_are_mean_loss_differences_and_touch_plus_side_is_whole():
     y, p, clock = market(0.2, 0.1)
-    gains = verdict_gains_of_rows(y, p, {"prior": PRIOR, "clock": clock}, horizon=1, times_N=TIMES)
+    gains = doors.verdict_gains_of_rows(y, p, {"prior": PRIOR, "clock": clock}, horizon=1, times_N=TIMES)
     at = np.arange(N), y + 1
     assert gains.whole["clock"].mean == pytest.approx(np.mean(np.log(p[at] / clock[at])))
     for name in ("prior", "clock"):
@@ -96,32 +85,34 @@ def test_row_gains_ignore_rows_with_zero_weight():
     broken[w == 0] = [1, 0, 0]
     counted = {"prior": PRIOR, "clock": clock}
     options = {"w": w, "horizon": 1, "times_N": TIMES}
-    assert verdict_gains_of_rows(y, p, counted, **options) == verdict_gains_of_rows(y, broken, counted, **options)
+    assert doors.verdict_gains_of_rows(y, p, counted, **options) == doors.verdict_gains_of_rows(
+        y, broken, counted, **options
+    )
 
 
 # ---- which status ----------------------------------------------------------------------------------------------
 
 
 def over(mean, low, high, enough=True):
-    return ConfidenceInterval(
+    return doors.ConfidenceInterval(
         mean, low, high, 0.01, N, 1.0, enough, "" if enough else "3 weeks of rows, wanted at least 8"
     )
 
 
 def by_intervals(best="clock", lacking="", **whole):
-    gains = VerdictGains(whole, whole, {"prior": over(0.0, -0.1, 0.1)} | whole)
-    return model_verdict("m", gains, best, rows=N, effective_rows=300.0, lacking=lacking)
+    gains = doors.VerdictGains(whole, whole, {"prior": over(0.0, -0.1, 0.1)} | whole)
+    return doors.model_verdict("m", gains, best, rows=N, effective_rows=300.0, lacking=lacking)
 
 
 def test_verdict_gain_over_one_baseline_not_certain_is_does_not_beat():
     found = by_intervals(prior=over(0.2, 0.1, 0.3), clock=over(0.1, 0.05, 0.15), last_move=over(0.1, -0.01, 0.2))
-    assert found.status == DOES_NOT_BEAT and "last_move" in found.reason and found.gain_best_low > 0
+    assert found.status == doors.DOES_NOT_BEAT and "last_move" in found.reason and found.gain_best_low > 0
     assert found.sentence == "m does not beat every baseline: the gain over last_move may be 0 or less."
-    assert by_intervals(prior=over(0.2, 0.1, 0.3), clock=over(0.1, 0.05, 0.15)).status == BEATS
+    assert by_intervals(prior=over(0.2, 0.1, 0.3), clock=over(0.1, 0.05, 0.15)).status == doors.BEATS
 
 
 def test_verdict_lower_bound_of_zero_is_does_not_beat():
-    assert by_intervals(prior=over(0.2, 0.1, 0.3), clock=over(0.1, 0.0, 0.2)).status == DOES_NOT_BEAT
+    assert by_intervals(prior=over(0.2, 0.1, 0.3), clock=over(0.1, 0.0, 0.2)).status == doors.DOES_NOT_BEAT
 
 
 def test_verdict_negative_gain_sentence_states_worse_than_baseline():
@@ -133,13 +124,13 @@ def test_verdict_negative_gain_sentence_states_worse_than_baseline():
 def test_verdict_too_few_weeks_for_one_baseline_is_not_enough_data(short):
     whole = {name: over(0.1, 0.05, 0.15, enough=name != short) for name in ("prior", "clock")}
     found = by_intervals(**whole)
-    assert found.status == NOT_ENOUGH and found.reason == "3 weeks of rows, wanted at least 8"
+    assert found.status == doors.NOT_ENOUGH and found.reason == "3 weeks of rows, wanted at least 8"
     assert found.sentence == "m: not enough data for a verdict: 3 weeks of rows, wanted at least 8."
 
 
 def test_verdict_absent_class_is_not_enough_data():
     found = by_intervals(lacking="no test row is long", prior=over(0.2, 0.1, 0.3), clock=over(0.1, 0.05, 0.15))
-    assert found.status == NOT_ENOUGH and "no test row is long" in found.sentence
+    assert found.status == doors.NOT_ENOUGH and "no test row is long" in found.sentence
 
 
 def test_verdict_answer_is_one_sentence_with_the_edge_first():
@@ -177,8 +168,8 @@ def test_verdict_numbers_and_dict_equal_fields():
 def test_missing_classes_returns_part_and_class_names():
     classes = {"short": -1, "neutral": 0, "long": 1}
     parts = {"validation": np.array([-1, 0, 1]), "test": np.zeros(5)}
-    assert describe_missing_classes(parts, classes) == "no test row is short or long"
-    assert describe_missing_classes({"test": np.array([0, 1])}, {"pass": 0, "act": 1}) == ""
+    assert doors.describe_missing_classes(parts, classes) == "no test row is short or long"
+    assert doors.describe_missing_classes({"test": np.array([0, 1])}, {"pass": 0, "act": 1}) == ""
 
 
 # ---- folds -----------------------------------------------------------------------------------------------------
@@ -195,8 +186,8 @@ def test_block_gains_average_folds_of_a_block_per_baseline():
     ]
     table = pd.DataFrame(rows)
     table.loc[table["name"] == "prior", "direction_gain"] = 0.0
-    gains = verdict_gains_of_folds(table, "m")
-    wanted = fold_gain_interval([0.2, 0.4])
+    gains = doors.verdict_gains_of_folds(table, "m")
+    wanted = doors.fold_gain_interval([0.2, 0.4])
     assert (gains.whole["prior"].low, gains.whole["prior"].rows) == (pytest.approx(wanted.low), 2)
     assert gains.whole["clock"].mean == pytest.approx(0.1)
     assert gains.side["prior"].mean == pytest.approx(0.15)

@@ -5,17 +5,7 @@ import pandas as pd
 import pytest
 
 from ml_factory.data.synthetic import synthetic_bars
-from tests.contract.doors import (
-    LabelSpec,
-    MarketSpec,
-    WeightSpec,
-    average_uniqueness,
-    effective_sample_size,
-    resample_bars,
-    time_decay_weights,
-    training_weights,
-    triple_barrier_labels,
-)
+from tests.contract import doors
 
 
 def lives(*spans: tuple[int, int], barrier: str = "vertical") -> pd.DataFrame:
@@ -26,7 +16,7 @@ def lives(*spans: tuple[int, int], barrier: str = "vertical") -> pd.DataFrame:
 
 def test_training_weights_equal_afml_uniqueness_example():
     """AFML 4.5.3: labels on returns 0-2, 2-3, 4-5 have average uniqueness 5/6, 3/4, 1."""
-    weights = training_weights(lives((0, 2), (2, 3), (4, 5)))
+    weights = doors.training_weights(lives((0, 2), (2, 3), (4, 5)))
     shares = np.array([5 / 6, 3 / 4, 1])
     np.testing.assert_allclose(weights, shares / shares.mean(), rtol=1e-15)
 
@@ -40,36 +30,38 @@ def test_average_uniqueness_equals_naive_indicator_matrix():
         grid[label, first : last + 1] = 1
     with np.errstate(invalid="ignore", divide="ignore"):
         shares = np.where(grid > 0, grid / grid.sum(axis=0), np.nan)
-    np.testing.assert_allclose(average_uniqueness(start, end, 330), np.nanmean(shares, axis=1), rtol=1e-13)
+    np.testing.assert_allclose(doors.average_uniqueness(start, end, 330), np.nanmean(shares, axis=1), rtol=1e-13)
 
 
 def test_training_weights_ambiguous_rows_have_zero_weight_and_no_overlap():
     rows = lives((0, 2), (2, 3), (4, 5))
     crowd = pd.concat([rows, lives((0, 5), (1, 4), barrier="ambiguous")], ignore_index=True)
-    weights = training_weights(crowd)
+    weights = doors.training_weights(crowd)
     assert (weights[3:] == 0).all()
-    np.testing.assert_allclose(weights[:3] / weights[0], training_weights(rows) / training_weights(rows)[0], rtol=1e-15)
+    np.testing.assert_allclose(
+        weights[:3] / weights[0], doors.training_weights(rows) / doors.training_weights(rows)[0], rtol=1e-15
+    )
     assert np.isclose(weights.mean(), 1)
-    assert (training_weights(crowd.iloc[3:]) == 0).all() and len(training_weights(crowd.iloc[:0])) == 0
+    assert (doors.training_weights(crowd.iloc[3:]) == 0).all() and len(doors.training_weights(crowd.iloc[:0])) == 0
 
 
 def test_training_weights_have_mean_1_and_use_training_rows_only():
     bars = synthetic_bars(days=6, kind="null", seed=0)
-    market = MarketSpec("MES", "cme", 0.25, True)
-    base = resample_bars(bars, market, 5)
-    labels = triple_barrier_labels(base, resample_bars(bars, market, 1), LabelSpec(), market)
+    market = doors.MarketSpec("MES", "cme", 0.25, True)
+    base = doors.resample_bars(bars, market, 5)
+    labels = doors.triple_barrier_labels(base, doors.resample_bars(bars, market, 1), doors.LabelSpec(), market)
     train = labels.iloc[:600]
-    weights = training_weights(train)
+    weights = doors.training_weights(train)
     assert len(weights) == 600 and np.isclose(weights.mean(), 1) and (weights >= 0).all()
-    alone = training_weights(train.drop(columns="uniqueness"))
+    alone = doors.training_weights(train.drop(columns="uniqueness"))
     assert (alone == weights).all()  # nothing stored with the labels, which knew their neighbours, comes in
-    thin = training_weights(train.iloc[::25])
+    thin = doors.training_weights(train.iloc[::25])
     assert thin.std() < weights.std()  # rows that no longer overlap count alike
 
 
 def test_training_weights_categorical_barriers_equal_text_barriers():
     rows = lives((0, 2), (2, 3))
-    assert (training_weights(rows) == training_weights(rows.astype({"barrier": "category"}))).all()
+    assert (doors.training_weights(rows) == doors.training_weights(rows.astype({"barrier": "category"}))).all()
 
 
 @pytest.mark.parametrize(
@@ -85,17 +77,22 @@ def test_training_weights_categorical_barriers_equal_text_barriers():
     ],
 )
 def test_time_decay_equals_hand_computed_values(oldest, wanted):
-    np.testing.assert_allclose(time_decay_weights(np.array([0.5, 0.5, 1, 2]), oldest), wanted, rtol=1e-14, atol=1e-15)
+    np.testing.assert_allclose(
+        doors.time_decay_weights(np.array([0.5, 0.5, 1, 2]), oldest), wanted, rtol=1e-14, atol=1e-15
+    )
 
 
 def test_training_weights_decay_by_cumulative_uniqueness():
     rows = lives((0, 2), (2, 3), (4, 5))
     shares = np.array([5 / 6, 3 / 4, 1])
     age = np.cumsum(shares)
-    for spec, plain in ((WeightSpec(decay=0.4), shares), (WeightSpec(uniqueness=False, decay=0.4), np.ones(3))):
+    for spec, plain in (
+        (doors.WeightSpec(decay=0.4), shares),
+        (doors.WeightSpec(uniqueness=False, decay=0.4), np.ones(3)),
+    ):
         wanted = plain * (1 - 0.6 * (age[-1] - age) / age[-1])
-        np.testing.assert_allclose(training_weights(rows, spec), wanted * 3 / wanted.sum(), rtol=1e-14)
-    assert (training_weights(rows, WeightSpec(uniqueness=False)) == 1).all()
+        np.testing.assert_allclose(doors.training_weights(rows, spec), wanted * 3 / wanted.sum(), rtol=1e-14)
+    assert (doors.training_weights(rows, doors.WeightSpec(uniqueness=False)) == 1).all()
 
 
 def test_effective_rows_equals_kish_formula_with_pairwise_overlap():
@@ -113,18 +110,22 @@ def test_effective_rows_equals_kish_formula_with_pairwise_overlap():
                 bars = min(one["exit_bar"], other["exit_bar"]) - max(one["entry_bar"], other["entry_bar"])
                 life = (one["exit_bar"] - one["entry_bar"]) * (other["exit_bar"] - other["entry_bar"])
                 pairs += (1 if w is None else w[i] * w[j]) * max(bars, 0) / np.sqrt(life)
-        assert effective_sample_size(rows, w) == pytest.approx(total**2 / pairs, rel=1e-12)
+        assert doors.effective_sample_size(rows, w) == pytest.approx(total**2 / pairs, rel=1e-12)
 
 
 def test_effective_rows_of_simple_cases_equal_hand_computed_values():
     apart, references = lives((0, 1), (2, 5), (6, 6), (9, 9)), lives((0, 3), (0, 3), (4, 5), (4, 5))
     weights = np.array([1.0, 2.0, 3.0, 0.0])
-    assert effective_sample_size(apart) == pytest.approx(4)
-    assert effective_sample_size(apart, weights) == pytest.approx(
+    assert doors.effective_sample_size(apart) == pytest.approx(4)
+    assert doors.effective_sample_size(apart, weights) == pytest.approx(
         weights.sum() ** 2 / (weights**2).sum()
     )  # Kish (1965)
-    assert effective_sample_size(references) == pytest.approx(2)
+    assert doors.effective_sample_size(references) == pytest.approx(2)
     staggered = lives(*((i, i + 19) for i in range(2000)))
-    shares = average_uniqueness(np.arange(2000), np.arange(2000) + 19, 2019)
-    assert effective_sample_size(staggered) == pytest.approx(shares.sum(), rel=0.01)
-    assert effective_sample_size(apart.iloc[:0]) == 0 == effective_sample_size(lives((0, 1), barrier="ambiguous"))
+    shares = doors.average_uniqueness(np.arange(2000), np.arange(2000) + 19, 2019)
+    assert doors.effective_sample_size(staggered) == pytest.approx(shares.sum(), rel=0.01)
+    assert (
+        doors.effective_sample_size(apart.iloc[:0])
+        == 0
+        == doors.effective_sample_size(lives((0, 1), barrier="ambiguous"))
+    )

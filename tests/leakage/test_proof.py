@@ -16,8 +16,12 @@ from ml_factory.data.validation import validate_bars
 from ml_factory.datasets import scaling
 from ml_factory.datasets.fitted_transforms import PcaTransform
 from ml_factory.features import build
+from ml_factory.features.build import FeatureSpec
 from ml_factory.leakage.proof import QUICK, ProofSpec, prove
-from ml_factory.targets import label_table, splits
+from ml_factory.settings import DataSpec
+from ml_factory.targets import label_table, primary_rule, splits
+from ml_factory.targets.labels import LabelSpec
+from ml_factory.workflows.build import DataUnderProof
 from ml_factory.workflows.build import build as build_data
 from tests.leakage.catalogue import CATALOGUE, Leak, Learning, bars_with_events, clean_pipeline
 
@@ -65,7 +69,7 @@ def test_prove_with_injected_leak_reports_part_and_column_of_leak(leak, bars):
 @pytest.mark.parametrize("leak", named([leak for leak in CATALOGUE if leak.name != "PeeksInOneFoldOfTen"]))
 def test_prove_in_the_quick_form_of_prepare_names_leak(leak, bars):
     """All but one in a fold, which that form does not fit; one that raises is met where a user's own features are."""
-    spec = replace(QUICK, fit_rows=2_000, features=leak.name == "Fragile")
+    spec = replace(QUICK, features=leak.name == "Fragile")
     assert_caught(leak, prove(leak.spoil(clean_pipeline()), bars, spec))
 
 
@@ -279,3 +283,20 @@ def test_prove_leak_injected_into_library_function_is_reported(one, bars, monkey
     found = [leak for leak in proof.leaks if leak.part == one.part and leak.column.startswith(one.column)]
     assert found, [leak.sentence() for leak in proof.leaks]
     assert {leak.part for leak in proof.leaks} <= {one.part, *one.also}, [leak.sentence() for leak in proof.leaks]
+
+
+def test_prove_meta_labels_with_look_ahead_side_reports_leak(prepared, monkeypatch):
+    bars = pd.read_parquet(prepared.raw_bars("DEMO")).set_index("timestamp")
+    spec = LabelSpec(5, kind="meta", primary="macd_12_26")
+    settings = DataSpec(features=FeatureSpec(frames=(60,), families=("calendar",)), labels=spec)
+    asked = DataUnderProof("DEMO", settings, (5,), folds=0)
+    short = ProofSpec(cuts=10, whole_cuts=2, fit_rows=0, feed_pushes=0)
+    assert prove(asked, bars, short).passed
+    honest = primary_rule.compute_family_columns
+
+    def peeking(family, bars, market, coarse):
+        return {name: np.append(one[1:], np.nan) for name, one in honest(family, bars, market, coarse).items()}
+
+    monkeypatch.setattr(primary_rule, "compute_family_columns", peeking)
+    leaks = prove(asked, bars, short).leaks  # one bar is less than a label's life: only the side itself shows it
+    assert "frame primary side" in {leak.part for leak in leaks}

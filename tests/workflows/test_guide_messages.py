@@ -5,8 +5,8 @@ import signal
 import pytest
 
 from ml_factory.workflows import export_data
+from tests.contract.service import guide_message
 from tests.questdb_server import questdb_server
-from tests.serving.conftest import guide_message
 
 COLUMNS = [("symbol", "SYMBOL"), ("ts", "TIMESTAMP"), ("open", "DOUBLE")]
 

@@ -58,10 +58,11 @@ def session_gains(equity: pd.DataFrame) -> np.ndarray:
 
     A session with fewer than half the usual bars, cut by the rows' first or last one, counts with its neighbour.
     """
-    of_session = equity.groupby("session")["equity"]
-    bars, last = of_session.size(), of_session.last()
-    at_end = last[2 * bars >= bars.median()].to_numpy(copy=True)
-    at_end[-1] = last.iloc[-1]
+    session, value = equity["session"].to_numpy(), equity["equity"].to_numpy()
+    last = np.append(np.flatnonzero(np.diff(session)), len(session) - 1)
+    bars = np.diff(last, prepend=-1)
+    at_end = value[last[2 * bars >= np.median(bars)]]
+    at_end[-1] = value[-1]
     return np.diff(at_end, prepend=0.0)
 
 

@@ -6,23 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.contract.doors import (
-    MINUTE_NS,
-    FeatureSpec,
-    FeatureStream,
-    MarketSpec,
-    RollSpec,
-    apply_roll_adjustment,
-    build_continuous_contract,
-    build_features,
-    custom,
-    mask_rows_with_full_window,
-    resample_bars,
-    validate_bars,
-)
+from tests.contract import doors
 
-MARKET = MarketSpec("ES", "24h", None, True)
-SPEC = FeatureSpec(frames=(15,))
+MARKET = doors.MarketSpec("ES", "24h", None, True)
+SPEC = doors.FeatureSpec(frames=(15,))
 ROLLS = (("ESM4", "2024-03-06 12:02+00:00"), ("ESU4", "2024-03-08 07:31+00:00"))  # inside a bucket, in mid-session
 
 
@@ -43,14 +30,14 @@ def contracts() -> pd.DataFrame:
 
 
 def rolled(contracts: pd.DataFrame) -> pd.DataFrame:
-    return build_continuous_contract(contracts, RollSpec(first="ESH4", forced=ROLLS), MARKET)[0]
+    return doors.build_continuous_contract(contracts, doors.RollSpec(first="ESH4", forced=ROLLS), MARKET)[0]
 
 
 @pytest.mark.parametrize("minutes", [1, 5])
 def test_build_features_across_rolls_equals_series_without_step(contracts, minutes):
-    spec, bars = FeatureSpec(base_minutes=minutes, frames=(15,)), rolled(contracts)
+    spec, bars = doors.FeatureSpec(base_minutes=minutes, frames=(15,)), rolled(contracts)
     smooth = bars.assign(chain=1.0, **{name: bars[name] * bars["chain"] for name in ("open", "high", "low", "close")})
-    plain, ratio = (build_features(one, MARKET, spec) for one in (bars, smooth))
+    plain, ratio = (doors.build_features(one, MARKET, spec) for one in (bars, smooth))
     assert np.array_equal(plain.known_at, ratio.known_at)
     apart = np.abs(plain.values.astype(float) - ratio.values) / np.maximum(ratio.values.std(axis=0), 1e-12)
     assert apart.max() < 1e-3, plain.names[int(apart.max(axis=0).argmax())]
@@ -63,8 +50,8 @@ def test_chain_factor_of_contracts_without_common_minute_removes_roll_return(con
     at = pd.Timestamp(ROLLS[0][1])
     near = contracts[(contracts["contract"] == "ESH4") & (contracts.index < at)]
     far = contracts[(contracts["contract"] == "ESM4") & (contracts.index >= at)]
-    spec = RollSpec(first="ESH4", forced=ROLLS[:1])
-    bars, _ = build_continuous_contract(pd.concat([near, far]), spec, MARKET)
+    spec = doors.RollSpec(first="ESH4", forced=ROLLS[:1])
+    bars, _ = doors.build_continuous_contract(pd.concat([near, far]), spec, MARKET)
     row = bars.index.get_loc(at)
     through = bars["close"] * bars["chain"]
     assert np.log(bars["open"].iloc[row] / bars["close"].iloc[row - 1]) == pytest.approx(np.log(1.2), abs=0.01)
@@ -74,7 +61,7 @@ def test_chain_factor_of_contracts_without_common_minute_removes_roll_return(con
 
 def test_check_bars_already_joined_contracts_chain_at_last_close(contracts):
     own = rolled(contracts).drop(columns="chain")
-    bars, _ = validate_bars(own.reset_index(), market=MARKET)
+    bars, _ = doors.validate_bars(own.reset_index(), market=MARKET)
     rolls = np.flatnonzero(np.diff(bars["contract"])) + 1
     assert len(rolls) == 2
     opens, close = (bars[name].to_numpy() * bars["chain"].to_numpy() for name in ("open", "close"))
@@ -87,8 +74,8 @@ def test_check_bars_already_joined_contracts_chain_at_last_close(contracts):
 
 def test_feature_stream_across_rolls_equals_whole_file(contracts):
     bars = rolled(contracts)
-    whole = build_features(bars, MARKET, SPEC)
-    stream, rows, row = FeatureStream(MARKET, SPEC), [], 0
+    whole = doors.build_features(bars, MARKET, SPEC)
+    stream, rows, row = doors.FeatureStream(MARKET, SPEC), [], 0
     random = np.random.default_rng(1)
     edges = [bars.index.get_loc(pd.Timestamp(at)) for _, at in ROLLS]
     singly = {edge + k for edge in edges for k in range(-9, 9)}
@@ -97,7 +84,7 @@ def test_feature_stream_across_rolls_equals_whole_file(contracts):
         step = next((k for k in range(1, step) if row + k in singly), step)
         rows.append(stream.push(bars.iloc[row : row + step]))
         state = stream.get_state()
-        stream = FeatureStream(MARKET, SPEC)
+        stream = doors.FeatureStream(MARKET, SPEC)
         stream.load_state(state)
         row += step
     known_at = np.concatenate([one.known_at for one in rows])
@@ -111,25 +98,27 @@ def test_feature_windows_with_spans_cross_holes_but_not_rolls(contracts):
     bars, stretches = rolled(contracts), 3
     hole = bars.index[len(bars) // 4 :][:200]
     bars = bars.drop(hole)
-    inside, across = (build_features(bars, MARKET, replace(SPEC, spans=spans)) for spans in (False, True))
+    inside, across = (doors.build_features(bars, MARKET, replace(SPEC, spans=spans)) for spans in (False, True))
     assert np.array_equal(inside.values, across.values)  # no column depends on it
     assert len(np.unique(inside.segment)) > 5 and len(np.unique(across.segment)) == stretches
     rolls = {across.known_at[row] for row in np.flatnonzero(np.diff(across.segment)) + 1}
     bucket = np.array([pd.Timestamp(at).value for _, at in ROLLS])
-    ends = inside.known_at[np.searchsorted(inside.known_at - 5 * MINUTE_NS, bucket, side="right") - 1]
+    ends = inside.known_at[np.searchsorted(inside.known_at - 5 * doors.MINUTE_NS, bucket, side="right") - 1]
     assert rolls <= set(ends) | set(inside.known_at) and len(rolls) == stretches - 1
     rows, lookback = np.arange(len(across)), 48
-    kept = [set(np.flatnonzero(mask_rows_with_full_window(one.segment, rows, lookback))) for one in (inside, across)]
+    kept = [
+        set(np.flatnonzero(doors.mask_rows_with_full_window(one.segment, rows, lookback))) for one in (inside, across)
+    ]
     steps = np.flatnonzero(np.diff(across.segment)) + 1
     assert kept[1] == {
         row for row in rows[lookback - 1 :] if not any(row - lookback < step - 1 < row for step in steps)
     }
     assert kept[0] < kept[1]
-    stream, pieces = FeatureStream(MARKET, replace(SPEC, spans=True)), []
+    stream, pieces = doors.FeatureStream(MARKET, replace(SPEC, spans=True)), []
     for first in range(0, len(bars), 1711):
         pieces.append(stream.push(bars.iloc[first : first + 1711]).segment)
         state = stream.get_state()
-        stream = FeatureStream(MARKET, replace(SPEC, spans=True))
+        stream = doors.FeatureStream(MARKET, replace(SPEC, spans=True))
         stream.load_state(state)
     fed = np.concatenate(pieces)
     assert np.array_equal(fed, across.segment[: len(fed)]) and len(fed) >= len(across) - 1
@@ -138,21 +127,21 @@ def test_feature_windows_with_spans_cross_holes_but_not_rolls(contracts):
 def test_base_frame_chain_equals_factor_of_first_contract_in_bucket(contracts):
     bars = rolled(contracts)
     for minutes in (1, 5, 60, 1440):
-        frame = resample_bars(bars, MARKET, minutes)
+        frame = doors.resample_bars(bars, MARKET, minutes)
         first = np.searchsorted(bars.index.as_unit("ns").asi8, frame.start)
-        last = np.searchsorted(bars.index.as_unit("ns").asi8, frame.known_at - MINUTE_NS, side="right") - 1
+        last = np.searchsorted(bars.index.as_unit("ns").asi8, frame.known_at - doors.MINUTE_NS, side="right") - 1
         assert np.array_equal(frame.chain, bars["chain"].to_numpy()[first])
         whole = bars["contract"].to_numpy()[first] == bars["contract"].to_numpy()[last]
         through = (bars["close"] * bars["chain"]).to_numpy()[last]
-        assert np.allclose(apply_roll_adjustment(frame).close[whole], through[whole], rtol=1e-15)
+        assert np.allclose(doors.apply_roll_adjustment(frame).close[whole], through[whole], rtol=1e-15)
 
 
 def test_custom_feature_across_roll_sees_no_price_step(contracts, monkeypatch):
-    monkeypatch.setattr(custom, "_FEATURES", dict(custom._FEATURES))  # what is defined here ends here
+    monkeypatch.setattr(doors.custom, "_FEATURES", dict(doors.custom._FEATURES))  # what is defined here ends here
 
-    @custom.feature(memory=2, name="last_step")
+    @doors.custom.feature(memory=2, name="last_step")
     def last_step(bars):
         return np.append(0.0, np.diff(np.log(bars.close)))
 
-    matrix = build_features(rolled(contracts), MARKET, FeatureSpec(frames=(15,), custom=("last_step",)))
+    matrix = doors.build_features(rolled(contracts), MARKET, doors.FeatureSpec(frames=(15,), custom=("last_step",)))
     assert np.abs(matrix.values[:, -1]).max() < 0.02

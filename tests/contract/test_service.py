@@ -21,12 +21,10 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from ml_factory import GuardSettings
-from ml_factory.errors import BarsError, SettingsError
-from ml_factory.evaluation.metrics import PROBABILITIES as P
-from ml_factory.serving.app import KEY_VARIABLE, _listen, check_service_address, parse_api_key
-from ml_factory.serving.feed import ServedBundle
-from ml_factory.serving.schemas import PredictRequest
-from tests.serving.conftest import app_client, columns_of, guide_message, push
+from ml_factory.errors import SettingsError
+from tests.contract import doors
+from tests.contract.doors import PROBABILITIES as P
+from tests.contract.service import app_client, columns_of, guide_message, push
 
 HISTORY = 8000
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
@@ -90,11 +88,16 @@ def says(named: str, message: str) -> bool:
 )
 def test_predict_request_of_many_wrong_cells_collects_few_errors(body):
     with pytest.raises(ValidationError) as caught:
-        PredictRequest.model_validate_json(json.dumps(body))
+        doors.PredictRequest.model_validate_json(json.dumps(body))
     assert caught.value.error_count() < 50
 
 
-def test_requests_that_are_not_json_or_too_long_or_of_another_path_or_fail_answer_problems(client, monkeypatch):
+class Failing(doors.ServedBundle):
+    def predict(self, *_):
+        raise ZeroDivisionError
+
+
+def test_requests_that_are_not_json_or_too_long_or_of_another_path_or_fail_answer_problems(client, made, tmp_path):
     for method, path, content, status in (
         ("POST", "/predict", b'{"symbol"', 422), ("POST", "/predict", b"[" * 100_000, 422), ("GET", "/none", None, 404),
         ("POST", "/predict", b'{"symbol": NaN, "bars": [{"open": 1e999}]}', 422), ("GET", "/predict", None, 405),
@@ -108,8 +111,8 @@ def test_requests_that_are_not_json_or_too_long_or_of_another_path_or_fail_answe
     assert undeclared.status_code == 422 and "Content-Type" in undeclared.json()["where"]
     for long in (b" " * 9_000_000, (b" " * 0x200000 for _ in range(5))):  # the second in chunks, of no known length
         assert client.post("/predict", content=long, headers=JSON).status_code == 413
-    monkeypatch.setattr(ServedBundle, "predict", lambda *_: 1 / 0)
-    failed = client.post("/predict", json={"symbol": "MES", "bars": [{"open": 1}]})
+    failing = app_client(Failing(made.load("linear")), state=tmp_path)
+    failed = failing.post("/predict", json={"bars": [{"open": 1}]})
     assert failed.status_code == 500 and failed.json()["next_step"] == "see its log" and "Zero" not in failed.text
 
 
@@ -126,21 +129,24 @@ def test_service_with_key_and_names_refuses_requests_without_them_and_never_show
     assert client.get("/health", headers={"Host": "localhost"}).status_code == 200
 
 
-def test_predict_in_four_threads_answers_each_as_alone_and_one_at_a_time(made, tmp_path, monkeypatch):
-    client, busy, alone = app_client(made.bundles["DEMO", "linear"], state=tmp_path), Lock(), ServedBundle.predict
+class Alone(doors.ServedBundle):
+    busy = Lock()
 
-    def predict(*given):
-        assert busy.acquire(blocking=False)
+    def predict(self, *given):
+        assert self.busy.acquire(blocking=False)
         try:
-            return alone(*given)
+            return super().predict(*given)
         finally:
-            busy.release()
+            self.busy.release()
+
+
+def test_predict_in_four_threads_answers_each_as_alone_and_one_at_a_time(made, tmp_path):
+    client = app_client(Alone(made.load("linear")), state=tmp_path)
 
     def answers(end: int) -> dict:
         body = {"bars": columns_of(made.bars.iloc[:end]), "live": False, "last": 5}
         return client.post("/predict", json=body).json().get("answers")
 
-    monkeypatch.setattr(ServedBundle, "predict", predict)
     ends = [6000, 6050, 6100, 6150] * 2
     wanted = [answers(end) for end in ends[:4]]
     with ThreadPoolExecutor(4) as pool:
@@ -219,18 +225,14 @@ def test_guard_refuses_stale_bars_and_only_where_it_refuses_the_newest_row(clien
     assert problem["status"] == 422 and "open minutes without a bar" in problem["got"]
 
 
-def test_start_shows_what_fails_at_the_example_and_not_what_the_guard_refuses(made, tmp_path, monkeypatch):
+def test_start_shows_what_fails_at_the_example_and_not_what_the_guard_refuses(made, tmp_path):
     path, given = made.bundles["DEMO", "linear"], made.load("linear")
     guard = GuardSettings(**dict.fromkeys(("gap", "unit", "tick", "stuck", "range", "constant", "drift"), "refuse"))
-    assert ServedBundle.load(path, guard).guard == guard
+    assert doors.ServedBundle.load(path, guard).guard == guard
 
-    def fail(*_):
-        raise BarsError("Too few bars for a prediction")
-
-    monkeypatch.setattr(ServedBundle, "predict", fail)
-    with pytest.raises(BarsError, match="Too few bars"):  # so the first request compiles nothing
-        ServedBundle.load(path)
-    assert ServedBundle.load(replace(given, example={}).save(tmp_path / "b")).symbol == "DEMO"
+    with pytest.raises(ZeroDivisionError):  # so the first request compiles nothing
+        Failing.load(path)
+    assert doors.ServedBundle.load(replace(given, example={}).save(tmp_path / "b")).symbol == "DEMO"
 
 
 def test_every_request_of_openapi_page_answers_as_it_describes(client):
@@ -273,22 +275,20 @@ def check_operation(operation, mode: GenerationMode) -> None:
 
 @pytest.mark.parametrize("text", ["two words", "two\nlines", "a\tb", "schl\u00fcssel", "a\x00b"])
 def test_api_key_that_no_header_holds_is_refused_in_one_line_without_showing_it(text):
-    assert [parse_api_key(given) for given in ("abc123\n", " abc123\r\n", "\n")] == ["abc123", "abc123", ""]
-    with pytest.raises(SettingsError, match=f"cannot be sent as a header.*{KEY_VARIABLE}") as caught:
-        parse_api_key(text)
+    assert [doors.parse_api_key(given) for given in ("abc123\n", " abc123\r\n", "\n")] == ["abc123", "abc123", ""]
+    with pytest.raises(SettingsError, match=f"cannot be sent as a header.*{doors.KEY_VARIABLE}") as caught:
+        doors.parse_api_key(text)
     assert "\n" not in str(caught.value) and text not in str(caught.value)
 
 
 def test_service_address_beyond_this_machine_without_key_is_refused():
     for host in ("127.0.0.1", "localhost", "::1", "[::1]", "127.1.2.3", "0:0:0:0:0:0:0:1"):
-        check_service_address(host, "", False)
-    check_service_address("0.0.0.0", "key", False)
-    check_service_address("0.0.0.0", "", True)
+        doors.check_service_address(host, "", False)
+    doors.check_service_address("0.0.0.0", "key", False)
+    doors.check_service_address("0.0.0.0", "", True)
     for host in ("0.0.0.0", "::", "10.0.0.1", "example.org", "127.999.0.1", "127.0.0.\u0661"):
         with pytest.raises(SettingsError, match="ML_FACTORY_API_KEY"):
-            check_service_address(host, "", False)
-    with _listen("127.0.0.1", 0) as listener:
-        assert listener.proto == socket.IPPROTO_TCP  # asyncio turns Nagle's delay off on such sockets alone
+            doors.check_service_address(host, "", False)
 
 
 def test_serve_that_cannot_start_exits_with_one_line(made, tmp_path, call):

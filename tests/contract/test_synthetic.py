@@ -6,8 +6,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.data.resample import resample_bars
-from ml_factory.data.sessions import assign_sessions, resolve_market_spec
 from ml_factory.data.synthetic import (
     SyntheticSpec,
     ensure_synthetic_demo_market,
@@ -16,9 +14,8 @@ from ml_factory.data.synthetic import (
     synthetic_belief,
     synthetic_market,
 )
-from ml_factory.data.validation import validate_bars
-from ml_factory.evaluation.backtest.contracts import contract_spec
 from ml_factory.storage.workspace import Workspace
+from tests.contract.doors import assign_sessions, contract_spec, resample_bars, resolve_market_spec, validate_bars
 
 HORIZON = 20  # bars of 5 minutes
 

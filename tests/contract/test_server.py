@@ -11,8 +11,8 @@ from itertools import pairwise
 import psutil
 import pytest
 
-from ml_factory.evaluation.metrics import PROBABILITIES as P
-from tests.serving.conftest import columns_of, push, running_server
+from tests.contract.doors import PROBABILITIES as P
+from tests.contract.service import columns_of, push, running_server
 
 HISTORY, CLIENTS = 6000, 8
 REQUESTS = int(os.environ.get("SERVING_REQUESTS", "10000"))  # of the soak test, at most 40,000

@@ -6,12 +6,10 @@ import pytest
 import torch
 
 from ml_factory import pipeline
-from ml_factory.datasets.preprocessing import preprocessing_from_dict
 from ml_factory.errors import NotPreparedError, SettingsError
-from ml_factory.inference.predict import TrainedModel
-from ml_factory.models.registry import build_model, build_model_from_state
-from ml_factory.storage.artifact_registry import ArtifactRegistry
+from ml_factory.models.registry import build_model
 from ml_factory.storage.workspace import Workspace
+from tests.contract.doors import ArtifactRegistry, TrainedModel, build_model_from_state, preprocessing_from_dict
 
 NETWORKS = {
     "gru": {"hidden": 4, "lookback": 6},

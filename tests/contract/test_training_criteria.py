@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from ml_factory.evaluation.training_criteria import training_criteria_table
+from tests.contract.doors import training_criteria_table
 
 
 def history(val: list[float], train: float = 1.0, seconds: float = 2.0) -> pd.DataFrame:

@@ -8,8 +8,8 @@ import pytest
 
 from ml_factory import GuardedStream
 from ml_factory.errors import BarsError, CheckpointError, FileError
-from ml_factory.serving.feed import RECENT_BARS, Feed, ServedBundle, kept_bars, to_table
-from tests.serving.conftest import columns_of
+from tests.contract.doors import RECENT_BARS, Feed, ServedBundle, kept_bars, to_table
+from tests.contract.service import columns_of
 
 HISTORY = 6000
 

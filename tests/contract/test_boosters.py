@@ -7,11 +7,8 @@ import pytest
 import xgboost as xgb
 
 from ml_factory.errors import CheckpointError, FactoryError, SettingsError
-from ml_factory.models.base import softmax
 from ml_factory.models.registry import build_model
-from ml_factory.models.rows import balanced_class_factors
-from ml_factory.models.tabular import early_stopping_round
-from ml_factory.seeding import derive_seed
+from tests.contract.doors import balanced_class_factors, derive_seed, early_stopping_round, softmax
 
 BOOSTERS = ("xgboost", "lightgbm", "catboost")
 PLAIN = {"rounds": 20, "learning_rate": 0.1, "depth": 3, "threads": 1, "row_sample": 1.0, "column_sample": 1.0}

@@ -10,31 +10,16 @@ import pandas as pd
 import pytest
 
 from ml_factory import pipeline
-from ml_factory.data.resample import resample_bars
-from ml_factory.data.sessions import MarketSpec
-from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import SettingsError
-from ml_factory.features.build import FeatureSpec
-from ml_factory.leakage.proof import ProofSpec, prove
-from ml_factory.result import Result
-from ml_factory.runs import count_trials
-from ml_factory.settings import DataSpec
 from ml_factory.storage.workspace import Workspace
-from ml_factory.targets import make_labels, primary_rule
-from ml_factory.targets.barrier_search import BarrierSearchSpec, SearchedLabelSpec
-from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
-from ml_factory.targets.make_labels import meta_labels
-from ml_factory.targets.splits import SplitSpec, chronological_split
-from ml_factory.workflows import search_barriers
-from ml_factory.workflows.build import DataUnderProof
-from ml_factory.workflows.prepared_dataset import load_dataset
+from tests.contract import doors
 from tests.small_data import FEW_COLUMNS, SMALL_DATA, SMALL_DATA_WORDS
 from tests.targets.markets import gappy
 
-SPEC = BarrierSearchSpec(k=(0.6, 0.9, 1.2), neutral=(0.05, 0.6), lean=0.3)
+SPEC = doors.BarrierSearchSpec(k=(0.6, 0.9, 1.2), neutral=(0.05, 0.6), lean=0.3)
 
 
-def search(place: Workspace, spec: BarrierSearchSpec = SPEC) -> Result:
+def search(place: Workspace, spec: doors.BarrierSearchSpec = SPEC) -> doors.Result:
     return pipeline.search_barriers(place, "DEMO", 5, spec)
 
 
@@ -44,22 +29,24 @@ def bars_of(place: Workspace) -> pd.DataFrame:
 
 def test_search_barriers_result_sets_labels_and_records_seen_rows(prepared):
     result = search(prepared)
-    found = SearchedLabelSpec.from_json(result.path.read_text())
+    found = doors.SearchedLabelSpec.from_json(result.path.read_text())
     assert result.path == prepared.processed("DEMO") / "searched" / "h5-v1.json"
     assert f"{found.seen_rows.count:,} training rows, {found.seen_rows.first} to" in result.summary()
     assert result.grid["kept"].any() and len(result.grid) == 9
     best = result.grid[result.grid["kept"]].sort_values("value").iloc[-1]
-    assert best["k"] == found.labels.k_up == found.labels.k_down != LabelSpec().k_up
+    assert best["k"] == found.labels.k_up == found.labels.k_down != doors.LabelSpec().k_up
 
     given = pipeline.load_splits(prepared, "DEMO", 5), pipeline.load_labels(prepared, "DEMO", 5)
     rows = given[1].index[given[0]["train"]]
     assert found.seen_rows.first == rows[0].isoformat() and abs(found.seen_rows.count - len(rows)) <= 5
     made = pipeline.prepare(prepared, "DEMO", (5,), searched="h5-v1", settings=SMALL_DATA)
-    store = DatasetStore.current(prepared.processed("DEMO"))
-    market = MarketSpec.from_dict(store.facts["market"])
+    store = doors.DatasetStore.current(prepared.processed("DEMO"))
+    market = doors.MarketSpec.from_dict(store.facts["market"])
     bars = bars_of(prepared)
-    spec = LabelSpec(5, found.labels.k_up, found.labels.k_down, found.labels.sigma_span)
-    byhand = triple_barrier_labels(resample_bars(bars, market, 5), resample_bars(bars, market, 1), spec, market)
+    spec = doors.LabelSpec(5, found.labels.k_up, found.labels.k_down, found.labels.sigma_span)
+    byhand = doors.triple_barrier_labels(
+        doors.resample_bars(bars, market, 5), doors.resample_bars(bars, market, 1), spec, market
+    )
     labels = pipeline.load_labels(prepared, "DEMO", 5)
     pd.testing.assert_frame_equal(labels, byhand[byhand["entry_bar"] >= store.facts["first"]], check_freq=False)
     assert not labels["label"].equals(given[1]["label"])
@@ -71,35 +58,37 @@ def test_search_barriers_result_sets_labels_and_records_seen_rows(prepared):
         again = pipeline.prepare(prepared, "DEMO", (5,), searched=[named], settings=SMALL_DATA)
         assert (again.fingerprint, again.reused) == (made.fingerprint, True)
     assert made.proof.startswith("quick")
-    assert load_dataset(prepared, "DEMO", 5).fingerprint == made.fingerprint
+    assert doors.load_dataset(prepared, "DEMO", 5).fingerprint == made.fingerprint
 
 
 def test_search_barriers_again_finds_same_file_and_other_search_adds_one(prepared):
-    before = DatasetStore.current(prepared.processed("DEMO")).fingerprint
+    before = doors.DatasetStore.current(prepared.processed("DEMO")).fingerprint
     first, again = search(prepared), search(prepared)
-    assert DatasetStore.current(prepared.processed("DEMO")).fingerprint == before  # a search changes no data
+    assert doors.DatasetStore.current(prepared.processed("DEMO")).fingerprint == before  # a search changes no data
     assert again.reused and not first.reused and again.path == first.path
     pd.testing.assert_frame_equal(again.grid, first.grid)
-    assert count_trials(prepared, "DEMO") == 1
+    assert doors.count_trials(prepared, "DEMO") == 1
     assert search(prepared, replace(SPEC, lean=0.4)).path.name == "h5-v2.json"
-    assert count_trials(prepared, "DEMO") == 2
+    assert doors.count_trials(prepared, "DEMO") == 2
     assert not list(prepared.checkpoints.rglob("*.ckpt")) and not list(prepared.results.rglob("*.json"))
 
 
 @pytest.mark.parametrize("session_end", ["session", "drop", "span"])
 def test_search_rows_end_before_first_validation_row_for_all_barriers(session_end):
     """Splits of the labels of every corner of what may be tried, on bars that stop anywhere."""
-    market, splits = MarketSpec("MES", "cme", 0.25, False), SplitSpec(0.6, 0.2)
-    spec = BarrierSearchSpec(LabelSpec(horizon=30, session_end=session_end), k=(0.3, 2.0), sigma_spans=(10, 300))
+    market, splits = doors.MarketSpec("MES", "cme", 0.25, False), doors.SplitSpec(0.6, 0.2)
+    spec = doors.BarrierSearchSpec(
+        doors.LabelSpec(horizon=30, session_end=session_end), k=(0.3, 2.0), sigma_spans=(10, 300)
+    )
     moved = 0
     for seed, end in enumerate(range(3000, 5000, 170)):
         bars = gappy(seed % 3, 0.25).iloc[:end]
-        base, minute_bars = resample_bars(bars, market, 5), resample_bars(bars, market, 1)
-        train, judging = search_barriers.barrier_search_rows(base, spec, market, splits, first=50)
+        base, minute_bars = doors.resample_bars(bars, market, 5), doors.resample_bars(bars, market, 1)
+        train, judging = doors.search_barriers.barrier_search_rows(base, spec, market, splits, first=50)
         for tried in spec.grid():
-            labels = triple_barrier_labels(base, minute_bars, tried, market)
+            labels = doors.triple_barrier_labels(base, minute_bars, tried, market)
             labels = labels[labels["entry_bar"] >= 50]
-            first = labels.index[chronological_split(labels, splits)["validation"][0]]
+            first = labels.index[doors.chronological_split(labels, splits)["validation"][0]]
             assert train[-1] < judging[0] <= first
             moved += judging[0] < first
     assert moved
@@ -118,11 +107,13 @@ def test_prepare_refuses_barriers_searched_on_bars_that_changed_and_takes_later_
 
 def test_prepare_with_search_that_saw_validation_rows_raises(prepared):
     name = search(prepared).name
-    before = DatasetStore.current(prepared.processed("DEMO")).fingerprint
+    before = doors.DatasetStore.current(prepared.processed("DEMO")).fingerprint
     with pytest.raises(SettingsError, match="saw rows that are now validation or test rows") as reported:
-        pipeline.prepare(prepared, "DEMO", (5,), settings=DataSpec(splits=SplitSpec(0.5, 0.2)), searched=name)
+        pipeline.prepare(
+            prepared, "DEMO", (5,), settings=doors.DataSpec(splits=doors.SplitSpec(0.5, 0.2)), searched=name
+        )
     assert "search again" in str(reported.value)
-    assert DatasetStore.current(prepared.processed("DEMO")).fingerprint == before
+    assert doors.DatasetStore.current(prepared.processed("DEMO")).fingerprint == before
     with pytest.raises(SettingsError, match="horizon that is not prepared"):
         pipeline.prepare(prepared, "DEMO", (10,), searched=name)
     with pytest.raises(SettingsError, match="one of: h5-v1"):
@@ -135,7 +126,7 @@ def test_prepare_with_search_that_saw_validation_rows_raises(prepared):
         with pytest.raises(SettingsError, match="Not a searched label spec"):
             pipeline.prepare(prepared, "DEMO", (5,), searched=broken)
     with pytest.raises(SettingsError, match=r"DataSpec\.searched"):
-        DataSpec(searched=("h5-v1",))
+        doors.DataSpec(searched=("h5-v1",))
 
 
 def test_cross_validate_with_barriers_searched_on_tested_rows_raises(prepared):
@@ -186,12 +177,12 @@ def test_prepare_meta_labels_of_column_are_certified_trained_and_evaluated(prepa
     labels, features = pipeline.load_labels(prepared, "DEMO", 5), pipeline.load_features(prepared, "DEMO")
     bet = np.sign(features.loc[labels.index, COLUMN])
     assert (labels["side"] == bet).all() and set(labels["label"]) == {0, 1}
-    store = DatasetStore.current(prepared.processed("DEMO"))
-    bars, market = pd.read_parquet(prepared.raw_bars("DEMO")), MarketSpec.from_dict(store.facts["market"])
-    base, minute_bars = (resample_bars(bars.set_index("timestamp"), market, minutes) for minutes in (5, 1))
+    store = doors.DatasetStore.current(prepared.processed("DEMO"))
+    bars, market = pd.read_parquet(prepared.raw_bars("DEMO")), doors.MarketSpec.from_dict(store.facts["market"])
+    base, minute_bars = (doors.resample_bars(bars.set_index("timestamp"), market, minutes) for minutes in (5, 1))
     sides = np.zeros(len(base), np.int8)
     sides[labels["entry_bar"]] = bet
-    wanted = meta_labels(base, minute_bars, sides, LabelSpec(5), market)
+    wanted = doors.meta_labels(base, minute_bars, sides, doors.LabelSpec(5), market)
     same = ["label", "label_end", "ret", "barrier", "side", "entry_bar"]
     late = wanted.index[100:]  # uniqueness counts earlier bets too, which have no features
     pd.testing.assert_frame_equal(labels.loc[late, same], wanted.loc[late, same], check_freq=False)
@@ -226,31 +217,13 @@ def test_prepare_meta_labels_of_column_are_certified_trained_and_evaluated(prepa
 def test_prepare_meta_labels_with_threshold_and_against_flips_side(prepared: Workspace):
     features = pipeline.load_features(prepared, "DEMO", columns=[COLUMN])[COLUMN]
     least = float(features.abs().median())
-    asked = LabelSpec(kind="meta", primary=COLUMN, primary_least=least, against=True)
-    settings = DataSpec(features=FEW_COLUMNS, labels=asked)
+    asked = doors.LabelSpec(kind="meta", primary=COLUMN, primary_least=least, against=True)
+    settings = doors.DataSpec(features=FEW_COLUMNS, labels=asked)
     pipeline.prepare(prepared, "DEMO", (5,), settings=settings)
     labels = pipeline.load_labels(prepared, "DEMO", 5)
     seen = features.loc[labels.index]
     assert (seen.abs() >= least * (1 - 1e-6)).all() and (labels["side"] == -np.sign(seen)).all()
     assert 0.3 < len(labels) / len(features) < 0.6
-
-
-def test_prove_meta_labels_with_look_ahead_side_reports_leak(prepared: Workspace, monkeypatch):
-    bars = pd.read_parquet(prepared.raw_bars("DEMO")).set_index("timestamp")
-    spec = LabelSpec(5, kind="meta", primary=COLUMN)
-    settings = DataSpec(features=FeatureSpec(frames=(60,), families=("calendar",)), labels=spec)
-    asked = DataUnderProof("DEMO", settings, (5,), folds=0)
-    short = ProofSpec(cuts=10, whole_cuts=2, fit_rows=0, feed_pushes=0)
-    assert prove(asked, bars, short).passed
-    honest = primary_rule.compute_family_columns
-
-    def peeking(family, bars, market, coarse):
-        return {name: np.append(one[1:], np.nan) for name, one in honest(family, bars, market, coarse).items()}
-
-    monkeypatch.setattr(primary_rule, "compute_family_columns", peeking)
-    leaks = prove(asked, bars, short).leaks  # one bar is less than a label's life: only the side itself shows it
-    assert "frame primary side" in {leak.part for leak in leaks}
-    assert make_labels.primary_rule_side is primary_rule.primary_rule_side
 
 
 def test_cli_prepare_invalid_meta_label_options_exit_2_in_one_line(prepared: Workspace, call):
@@ -266,4 +239,4 @@ def test_cli_prepare_invalid_meta_label_options_exit_2_in_one_line(prepared: Wor
     code, _, err = call("prepare", "--workspace", prepared.root, "--primary", COLUMN)
     assert code == 2 and "Only meta-labels have a primary side" in err
     with pytest.raises(SettingsError, match="against"):
-        LabelSpec(kind="meta", primary=COLUMN, against="yes")
+        doors.LabelSpec(kind="meta", primary=COLUMN, against="yes")

@@ -18,10 +18,11 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from ml_factory import cli, pipeline
+from ml_factory import pipeline
 from ml_factory.errors import SettingsError
+from tests.contract.doors import cli
+from tests.contract.service import columns_of
 from tests.contract.test_environments import packages_of
-from tests.serving.conftest import columns_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICE = ROOT / "deploy" / "docker" / "Dockerfile"

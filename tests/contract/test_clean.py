@@ -10,11 +10,7 @@ import numpy as np
 import pytest
 
 from ml_factory import CheckpointManager, Workspace, pipeline
-from ml_factory.datasets.store import DatasetStore
-from ml_factory.progress import report_progress_to
-from ml_factory.storage.artifact_registry import ArtifactRegistry
-from ml_factory.storage.files import files
-from ml_factory.storage.json_values import fingerprint_json
+from tests.contract.doors import ArtifactRegistry, DatasetStore, files, fingerprint_json, report_progress_to
 
 DATA = fingerprint_json("data")
 

@@ -1,11 +1,10 @@
 """What notebooks show: tables and pictures, a fit while it runs, what was found and written."""
 
-import pandas as pd
 import pytest
 
 from ml_factory.errors import NotPreparedError
-from ml_factory.notebook import draw_finished_notebooks, finish, markets, progress, show
 from ml_factory.storage.workspace import Workspace
+from tests.contract.doors import draw_finished_notebooks, finish, markets, progress
 
 
 def test_notebook_progress_and_markets_list_workspace_contents(tmp_path):
@@ -37,13 +36,3 @@ def test_notebook_finish_prints_written_sizes_and_next_notebook(tmp_path, capsys
     assert capsys.readouterr().out == "Answer: no edge found.\nNext: 01_data_pipeline.ipynb\n"
     with pytest.raises(NotPreparedError, match="absent"):
         finish([tmp_path / "b"])
-
-
-def test_notebook_show_prints_text_and_displays_tables_and_pictures(capsys, monkeypatch):
-    shown = []
-    monkeypatch.setattr("ml_factory.notebook.display", shown.append)
-
-    table = pd.DataFrame({"a": [1]})
-    show("words", table, draw_finished_notebooks({"01_x": []}, "ES"), table[:0])
-    assert capsys.readouterr().out == "words\n(nothing to list)\n"
-    assert shown[0].equals(table) and shown[1].data.startswith(b"\x89PNG")

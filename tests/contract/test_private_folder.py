@@ -4,7 +4,7 @@ import stat
 
 import pytest
 
-from ml_factory.storage.private_folder import private_folder
+from tests.contract.doors import private_folder
 
 
 @pytest.fixture

@@ -17,11 +17,8 @@ from starlette.testclient import TestClient
 
 from ml_factory import Bundle, GuardSettings, pipeline
 from ml_factory.data.synthetic import ensure_synthetic_demo_market
-from ml_factory.features.build import FeatureSpec
-from ml_factory.serving.app import build_app
-from ml_factory.serving.feed import ServedBundle
-from ml_factory.settings import DataSpec
 from ml_factory.storage.workspace import Workspace
+from tests.contract.doors import DataSpec, FeatureSpec, ServedBundle, build_app
 
 ROOT = Path(__file__).resolve().parents[2]
 H = 5
@@ -88,9 +85,11 @@ def running_server(*words: object, **environment: str) -> Iterator[tuple[subproc
     assert "Traceback" not in "".join(output) and len(output) < 100, "".join(output)[:4000]
 
 
-def app_client(*paths: Path, state: Path, key: str = "", hosts: tuple[str, ...] = ("*",), **guard) -> TestClient:
+def app_client(
+    *given: Path | ServedBundle, state: Path, key: str = "", hosts: tuple[str, ...] = ("*",), **guard
+) -> TestClient:
     """A client of the application with these bundles, in this process."""
-    served = [ServedBundle.load(path, GuardSettings(**guard)) for path in paths]
+    served = [one if isinstance(one, ServedBundle) else ServedBundle.load(one, GuardSettings(**guard)) for one in given]
     return TestClient(build_app(served, state, key, hosts), raise_server_exceptions=False)
 
 

@@ -8,18 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ml_factory.data.resample import resample_bars
-from ml_factory.data.rolls import RollSpec, build_continuous_contract, parse_contract_code
-from ml_factory.data.sessions import MINUTE_NS, PRICES, MarketSpec, assign_sessions
-from ml_factory.datasets.row_selection import mask_rows_with_full_window
 from ml_factory.errors import BarsError, SettingsError
-from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
+from tests.contract import doors
 
-MARKET = MarketSpec("ES", "24h", None, True)
-CME = MarketSpec("ES", "cme", 0.25, True)
+MARKET = doors.MarketSpec("ES", "24h", None, True)
+CME = doors.MarketSpec("ES", "cme", 0.25, True)
 MIDNIGHT = pd.Timestamp("2024-03-07", tz="UTC")  # the open of the session the pair below rolls into
 NOON = pd.Timestamp("2024-03-06 12:00", tz="UTC")
-FORCED = RollSpec(first="ESH4", forced=(("ESM4", str(NOON)),))
+FORCED = doors.RollSpec(first="ESH4", forced=(("ESM4", str(NOON)),))
 
 
 def one_contract(name: str, close: np.ndarray, index: pd.DatetimeIndex, volume) -> pd.DataFrame:
@@ -51,8 +47,8 @@ def pair(walk: pd.Series, times: float = 1.0, plus: float = 0.0) -> pd.DataFrame
 @pytest.mark.parametrize("forced", [False, True])
 def test_continuous_keeps_traded_prices_and_chains_returns_across_roll(walk, forced):
     table = pair(walk, times=1.05)
-    spec = RollSpec(first="ESH4", forced=FORCED.forced if forced else ())
-    bars, rolls = build_continuous_contract(table, spec, MARKET)
+    spec = doors.RollSpec(first="ESH4", forced=FORCED.forced if forced else ())
+    bars, rolls = doors.build_continuous_contract(table, spec, MARKET)
     at = NOON if forced else MIDNIGHT
     assert rolls["at"].tolist() == [walk.index[0], at]
     assert rolls["why"].tolist() == ["first", "forced" if forced else "volume"]
@@ -61,27 +57,27 @@ def test_continuous_keeps_traded_prices_and_chains_returns_across_roll(walk, for
     before = bars.index < at
     for name, part in (("ESH4", before), ("ESM4", ~before)):
         own = table[table["contract"] == name]
-        assert (bars.loc[part, [*PRICES, "volume"]] == own.loc[part, [*PRICES, "volume"]]).all().all()
+        assert (bars.loc[part, [*doors.PRICES, "volume"]] == own.loc[part, [*doors.PRICES, "volume"]]).all().all()
     assert np.allclose(bars["close"] * bars["chain"], walk, rtol=1e-12)  # for features: the returns of what was held
 
 
-def check_labels_and_windows(bars: pd.DataFrame, market: MarketSpec, at: pd.Timestamp, horizon: int) -> None:
+def check_labels_and_windows(bars: pd.DataFrame, market: doors.MarketSpec, at: pd.Timestamp, horizon: int) -> None:
     """Around a roll with no gap and no session edge: only the contract can stop a label there."""
     stamps = bars.index.as_unit("ns").asi8
     row = int(np.searchsorted(stamps, at.value))
-    assert stamps[row] - stamps[row - 1] == MINUTE_NS
-    assert (np.diff(assign_sessions(stamps[row - 1 : row + 1], market.calendar).id) == 0).all()
-    base, minute_bars = resample_bars(bars, market, 5), resample_bars(bars, market, 1)
-    labels = triple_barrier_labels(base, minute_bars, LabelSpec(horizon=horizon), market)
+    assert stamps[row] - stamps[row - 1] == doors.MINUTE_NS
+    assert (np.diff(doors.assign_sessions(stamps[row - 1 : row + 1], market.calendar).id) == 0).all()
+    base, minute_bars = doors.resample_bars(bars, market, 5), doors.resample_bars(bars, market, 1)
+    labels = doors.triple_barrier_labels(base, minute_bars, doors.LabelSpec(horizon=horizon), market)
     crossing = (base.start[labels["entry_bar"]] < at.value) & (base.start[labels["exit_bar"]] >= at.value)
     assert not crossing.any()
     near = labels[labels.index.isin(at - pd.to_timedelta(np.arange(1, horizon) * 5, unit="min"))]
     assert len(near) and (near["label_end"] <= at + pd.Timedelta("5min")).all()  # the next bar proves the end
     after = int(np.searchsorted(base.start, at.value))
     rows = np.arange(after - 10, after + 20)
-    whole = mask_rows_with_full_window(base.segment, rows, 10)
+    whole = doors.mask_rows_with_full_window(base.segment, rows, 10)
     assert whole.tolist() == [not after <= one < after + 9 for one in rows]
-    plain = resample_bars(bars.drop(columns="contract"), market, 5)  # and without the contract it would cross
+    plain = doors.resample_bars(bars.drop(columns="contract"), market, 5)  # and without the contract it would cross
     assert plain.segment[after - 1] == plain.segment[after] and base.segment[after - 1] < base.segment[after]
 
 
@@ -89,21 +85,21 @@ def test_continuous_real_bars_of_two_expiries_join_at_last_common_minute(shared_
     table = pd.read_parquet(shared_data / "bars" / "ES_contracts_lean_1m.parquet")
     table = table[table["timestamp"].dt.date.astype(str) == "2013-12-18"].set_index("timestamp")
     at = pd.Timestamp("2013-12-18 15:00", tz="UTC")
-    spec = RollSpec(first="ES201312", forced=(("ES201403", str(at)),))
-    bars, rolls = build_continuous_contract(table.sort_index(kind="stable"), spec, CME)
+    spec = doors.RollSpec(first="ES201312", forced=(("ES201403", str(at)),))
+    bars, rolls = doors.build_continuous_contract(table.sort_index(kind="stable"), spec, CME)
     assert bars.loc[at, "contract"] == 201403 and bars.loc[at - pd.Timedelta("1min"), "contract"] == 201312
     # 14:59: ES201312 closed at 1783.25, ES201403 at 1777.00
     assert rolls[["close_previous", "close"]].iloc[1].tolist() == [1783.25, 1777.0]
     row = bars.index.get_loc(at)
     step, chained = (np.diff(np.log(one))[row - 1] for one in (bars["close"], bars["close"] * bars["chain"]))
     assert abs(step) > 0.003 and abs(chained) < 0.001  # 6.25 points are 0.35 %, a quiet minute is 0.02 %
-    assert (bars[list(PRICES)] % 0.25 == 0).all().all()  # as traded, on the tick
+    assert (bars[list(doors.PRICES)] % 0.25 == 0).all().all()  # as traded, on the tick
     check_labels_and_windows(bars, CME, at, 12)
 
 
 def test_continuous_real_es_contracts_roll_by_volume_at_known_dates(shared_data):
     table = pd.read_parquet(shared_data / "bars" / "ES_contracts_lean_1m.parquet").set_index("timestamp")
-    bars, rolls = build_continuous_contract(table.sort_index(kind="stable"), RollSpec(), CME)
+    bars, rolls = doors.build_continuous_contract(table.sort_index(kind="stable"), doors.RollSpec(), CME)
     assert rolls["contract"].tolist() == ["ES201312", "ES201403", "ES202003"]
     assert rolls["at"][1] == pd.Timestamp("2013-12-18 23:00", tz="UTC")  # 18 December is the first day March leads
     assert pd.isna(rolls["common"][2])  # six years without a minute in common
@@ -132,7 +128,7 @@ def random_table(seed: int) -> pd.DataFrame:
 
 def reference_rolls(table: pd.DataFrame, by: str, days_before: int = 6) -> list[tuple[pd.Timestamp, str]]:
     """The rule in words, one session after the other."""
-    last_day = {name: parse_contract_code(name, table.index[0]).last_holding_day() for name in NAMES}
+    last_day = {name: doors.parse_contract_code(name, table.index[0]).last_holding_day() for name in NAMES}
     present, rolls, earlier = None, [], None
     for day, bars in table.groupby(table.index.date):
         if earlier is not None:
@@ -158,7 +154,7 @@ def test_continuous_random_contracts_roll_at_times_of_reference(by):
     changes = 0
     for seed in range(30):
         table = random_table(seed)
-        bars, rolls = build_continuous_contract(table, RollSpec(by=by), MARKET)
+        bars, rolls = doors.build_continuous_contract(table, doors.RollSpec(by=by), MARKET)
         expected = reference_rolls(table, by)
         assert list(zip(rolls["at"], rolls["contract"], strict=True)) == expected, seed
         changes += len(expected) - 1
@@ -187,11 +183,11 @@ def test_continuous_with_later_bars_appended_keeps_earlier_rows_and_rolls(seed, 
     part = table.iloc[:cut]
     if absurd:
         later = table.iloc[cut:].copy()
-        later[[*PRICES, "volume"]] *= 7.3
+        later[[*doors.PRICES, "volume"]] *= 7.3
         part = pd.concat([part, later])
-    spec = RollSpec(by=by)
-    whole, rolls = build_continuous_contract(table, spec, MARKET)
-    cut_bars, cut_rolls = build_continuous_contract(part, spec, MARKET)
+    spec = doors.RollSpec(by=by)
+    whole, rolls = doors.build_continuous_contract(table, spec, MARKET)
+    cut_bars, cut_rolls = doors.build_continuous_contract(part, spec, MARKET)
     until = table.index[cut - 1]
     known, cut_known = whole[whole.index <= until], cut_bars[cut_bars.index <= until]
     pd.testing.assert_frame_equal(known, cut_known, check_exact=True)
@@ -217,40 +213,44 @@ def test_continuous_with_later_bars_appended_keeps_earlier_rows_and_rolls(seed, 
     ],
 )
 def test_read_contract_code_gives_number_and_last_day(code, first_bar, number, last_day):
-    contract = parse_contract_code(code, pd.Timestamp(first_bar, tz="UTC"))
+    contract = doors.parse_contract_code(code, pd.Timestamp(first_bar, tz="UTC"))
     assert contract.number == number and (last_day is None or contract.last_holding_day() == last_day)
 
 
 def test_continuous_unreadable_contract_codes_roll_by_given_expiries(walk):
     table = pair(walk, times=1.05).replace({"ESH4": "front", "ESM4": "next"})
     with pytest.raises(BarsError, match=r"expiry cannot be read.*front.*expiries="):
-        build_continuous_contract(table, RollSpec(), MARKET)
+        doors.build_continuous_contract(table, doors.RollSpec(), MARKET)
     given_days = (("front", "2024-03-15"), ("next", "2024-06-21"))
-    bars, rolls = build_continuous_contract(table, RollSpec(by="date", expiries=given_days), MARKET)
+    bars, rolls = doors.build_continuous_contract(table, doors.RollSpec(by="date", expiries=given_days), MARKET)
     # six weekdays before Friday 15 March is Thursday 7 March
     assert rolls["at"].tolist() == [pd.Timestamp("2024-03-05", tz="UTC"), MIDNIGHT]
     assert set(bars["contract"]) == {20240315, 20240621}
     with pytest.raises(BarsError, match=r"last day .* not known.*ZZH4.*expiries="):
-        build_continuous_contract(table.replace({"front": "ZZH4", "next": "ZZM4"}), RollSpec(by="date"), MARKET)
+        doors.build_continuous_contract(
+            table.replace({"front": "ZZH4", "next": "ZZM4"}), doors.RollSpec(by="date"), MARKET
+        )
 
 
 def test_continuous_metals_roll_through_active_months_only(walk):
     parts = [one_contract(name, walk.to_numpy(), walk.index, 1.0) for name in ("GCH4", "GCJ4", "GCK4", "GCM4")]
-    _, rolls = build_continuous_contract(stacked(*parts), RollSpec(by="date"), MARKET)
+    _, rolls = doors.build_continuous_contract(stacked(*parts), doors.RollSpec(by="date"), MARKET)
     assert rolls["contract"].tolist() == ["GCJ4"]
-    _, rolls = build_continuous_contract(stacked(*parts), RollSpec(by="date", months=(3, 5), days_before=0), MARKET)
+    _, rolls = doors.build_continuous_contract(
+        stacked(*parts), doors.RollSpec(by="date", months=(3, 5), days_before=0), MARKET
+    )
     assert rolls["contract"].tolist() == ["GCK4"]  # March is left before 29 February
 
 
 def test_continuous_invalid_contracts_or_columns_raise_error(walk):
     table = pair(walk)
     with pytest.raises(SettingsError, match=r"No such contract \[first\].*ESH4"):
-        build_continuous_contract(table, RollSpec(first="ESH5"), MARKET)
+        doors.build_continuous_contract(table, doors.RollSpec(first="ESH5"), MARKET)
     with pytest.raises(SettingsError, match="earlier contract"):
-        build_continuous_contract(table, RollSpec(first="ESM4", forced=(("ESH4", str(NOON)),)), MARKET)
+        doors.build_continuous_contract(table, doors.RollSpec(first="ESM4", forced=(("ESH4", str(NOON)),)), MARKET)
     with pytest.raises(BarsError, match="roll by date"):
-        build_continuous_contract(table.drop(columns="volume"), RollSpec(), MARKET)
+        doors.build_continuous_contract(table.drop(columns="volume"), doors.RollSpec(), MARKET)
     with pytest.raises(BarsError, match="twice for ESH4"):
-        build_continuous_contract(table.replace("ESM4", "ESH4"), RollSpec(), MARKET)
+        doors.build_continuous_contract(table.replace("ESM4", "ESH4"), doors.RollSpec(), MARKET)
     with pytest.raises(BarsError, match="several markets"):
-        build_continuous_contract(table.replace("ESM4", "NQM4"), RollSpec(), MARKET)
+        doors.build_continuous_contract(table.replace("ESM4", "NQM4"), doors.RollSpec(), MARKET)

@@ -2,10 +2,7 @@ from types import SimpleNamespace
 
 import torch
 
-from ml_factory.training.device import Device
-from ml_factory.training.loop import TrainingReports
-from ml_factory.training.spec import TrainSpec
-from ml_factory.training.state import TrainingState
+from tests.contract.doors import Device, TrainingReports, TrainingState, TrainSpec
 
 
 def test_progress_line_shows_step_speed_and_time_left(caplog):

@@ -8,11 +8,8 @@ import pytest
 
 from ml_factory import Bundle, PredictionStream, pipeline
 from ml_factory.errors import CheckpointError, SettingsError
-from ml_factory.evaluation.metrics import PROBABILITIES as P
-from ml_factory.features.build import FeatureSpec
-from ml_factory.settings import DataSpec
-from ml_factory.storage.serialization import deserialize_state, serialize_state
-from ml_factory.targets.labels import LabelSpec
+from tests.contract.doors import PROBABILITIES as P
+from tests.contract.doors import DataSpec, FeatureSpec, LabelSpec, deserialize_state, serialize_state
 from tests.inference.conftest import BOOSTER, H
 
 LAST = 120  # bars pushed singly

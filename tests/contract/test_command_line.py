@@ -10,24 +10,21 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import nbformat
 import pandas as pd
 import pytest
 from rich.console import Console
 
-from ml_factory import Bundle, cli, cli_output, commands, notebook_suite
+from ml_factory import Bundle, pipeline
 from ml_factory.data.synthetic import synthetic_bars
-from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import FactoryError
-from ml_factory.evaluation.baselines import BASELINES
-from ml_factory.progress import progress_phase
 from ml_factory.storage.workspace import Workspace
+from tests.contract.doors import BASELINES, DatasetStore, cli, cli_output, progress_phase
 from tests.small_data import SMALL_DATA_WORDS
 from tests.storage.gcs import gcs_bucket  # noqa: F401 - a fixture
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 VERBS = tuple(cli.verbs())
 
 
@@ -154,7 +151,7 @@ def test_cli_set_option_reaches_model_settings_of_training_verbs(verb, words, wa
         given.update(model_settings)
         raise Reached("recorded")
 
-    monkeypatch.setattr(commands.pipeline_verbs, "pipeline", SimpleNamespace(**{verb.replace("-", "_"): record}))
+    monkeypatch.setattr(pipeline, verb.replace("-", "_"), record)
     sets = ["--set", "batch_size=64", "--set", "dropout=0.2"]
     code, _, err = call(verb, "--workspace", prepared.root, "--horizon", 5, *words, *sets)
     assert code == 1 and "recorded" in err
@@ -183,7 +180,7 @@ def test_cli_prepare_with_too_few_bars_exits_1_and_keeps_prepared_data(call, tmp
     ],
 )
 def test_cli_run_with_wrong_parameters_exits_2_before_notebook_starts(words, message, call, tmp_path, monkeypatch):
-    monkeypatch.setattr(notebook_suite.papermill, "execute_notebook", None)  # would fail if it were called
+    monkeypatch.setattr("papermill.execute_notebook", None)  # would fail if it were called
     code, out, err = call("run", *words, "--workspace", tmp_path)
     assert code == 2 and message in one_line(code, out, err)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -251,7 +248,7 @@ def test_cli_export_predict_and_evaluate_print_run_and_why_it_was_taken(call, pr
 
 
 def test_cli_doctor_with_unknown_colab_tier_reports_it_as_check(call, prepared, monkeypatch):
-    monkeypatch.setattr("ml_factory.doctor.on_colab", lambda: True)
+    monkeypatch.setenv("COLAB_RELEASE_TAG", "release")
     monkeypatch.setenv("ML_FACTORY_COLAB_TIER", "prro")
     _, out, _ = call("doctor", "--workspace", prepared.root, "--json")
     found = json.loads(out)["hours left"]
@@ -295,7 +292,7 @@ def test_cli_suite_passes_declared_parameters_to_all_notebooks_in_order(call, pr
         reported.append((Path(path).stem, parameters))
         Path(out).write_text("{}")
 
-    monkeypatch.setattr(notebook_suite.papermill, "execute_notebook", execute)
+    monkeypatch.setattr("papermill.execute_notebook", execute)
     place = ("--workspace", prepared.root, "--horizon", 5)
     assert call("train", *place, "--model", "lightgbm", "--quick")[0] == 0
     code, out, _ = call("suite", *place, "--quick", "--seed", 2, "--json")
@@ -328,7 +325,7 @@ def test_options_of_a_file_are_defaults_that_typed_options_replace(name, text, w
         given.update(named, horizon=horizon, model=model)
         raise Reached("recorded")
 
-    monkeypatch.setattr(commands.pipeline_verbs, "pipeline", SimpleNamespace(train=record))
+    monkeypatch.setattr(pipeline, "train", record)
     path = prepared.root.parent / name
     path.write_text(text)
     sets = ["--set", "dropout=0.2"]

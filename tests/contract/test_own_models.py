@@ -7,17 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from ml_factory.code_fingerprint import user_code_hash
 from ml_factory.errors import SettingsError
-from ml_factory.models import registry
-from ml_factory.models.registry import (
-    available_models,
-    build_model,
-    build_model_from_state,
-    find_model_spec,
-    register_model,
-)
-from ml_factory.models.sequence import GRU, LSTM
+from ml_factory.models.registry import available_models, build_model
+from tests.contract import doors
 
 
 @dataclass(frozen=True)
@@ -38,17 +30,21 @@ class Mine(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def clean(monkeypatch):
-    monkeypatch.setattr(registry, "_SPECS", dict(registry._SPECS))
+def clean(restored_models):
+    """No test leaves a model behind."""
 
 
 def test_register_model_custom_network_trains_and_loads_like_built_in(tmp_path):
-    spec = register_model("mine", Mine, family="sequence")
-    assert available_models()[-1] == "mine" and find_model_spec("mine") is spec and spec.notebook == "03_train_sequence"
+    spec = doors.register_model("mine", Mine, family="sequence")
+    assert (
+        available_models()[-1] == "mine"
+        and doors.find_model_spec("mine") is spec
+        and spec.notebook == "03_train_sequence"
+    )
     x_NTF, y = np.random.default_rng(0).normal(size=(64, 8, 3)).astype(np.float32), np.arange(64) % 3 - 1
     model = build_model("mine", lookback=8, width=4, epochs=2, device="cpu", threads=1)
     model.fit(x_NTF, y)
-    again = build_model_from_state(model.get_state())
+    again = doors.build_model_from_state(model.get_state())
     np.testing.assert_array_equal(again.predict_proba(x_NTF), model.predict_proba(x_NTF))
 
 
@@ -63,16 +59,16 @@ BROKEN = {
 def test_register_model_that_cannot_train_raises_and_is_not_registered(complaint):
     broken = type("Broken", (Mine,), BROKEN[complaint])
     with pytest.raises(SettingsError, match="cannot be trained") as reported:
-        register_model("mine", broken)
+        doors.register_model("mine", broken)
     assert complaint in str(reported.value) and "mine" not in available_models()
 
 
 def test_register_model_as_decorator_gives_changed_network_another_signature():
-    assert register_model("mine")(Mine) is Mine and find_model_spec("mine").family == "advanced"
-    first = find_model_spec("mine").signature
+    assert doors.register_model("mine")(Mine) is Mine and doors.find_model_spec("mine").family == "advanced"
+    first = doors.find_model_spec("mine").signature
     other = type("Mine", (Mine,), {"forward": lambda self, x_BTF: Mine.forward(self, 2 * x_BTF)})
-    assert register_model("mine", other).signature != first != ""
-    assert registry.registered_source_hash("lstm") == "" == registry.registered_source_hash("stack")
+    assert doors.register_model("mine", other).signature != first != ""
+    assert doors.registered_source_hash("lstm") == "" == doors.registered_source_hash("stack")
 
 
 class Same(nn.Module):
@@ -108,14 +104,14 @@ def _closed_over(network: type, number: int) -> type:
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (lambda: _closed_over(LSTM, 1), lambda: _closed_over(GRU, 1)),
-        (lambda: _closed_over(LSTM, 1), lambda: _closed_over(LSTM, 2)),
+        (lambda: _closed_over(doors.LSTM, 1), lambda: _closed_over(doors.GRU, 1)),
+        (lambda: _closed_over(doors.LSTM, 1), lambda: _closed_over(doors.LSTM, 2)),
         (lambda: _behind(Same), lambda: _behind(Bent)),
     ],
     ids=["the network behind", "a number closed over", "a layer beside it"],
 )
 def test_network_signature_depends_on_wrapped_network_and_arguments(one, other):
-    assert user_code_hash(one()) == user_code_hash(one()) != user_code_hash(other())
+    assert doors.user_code_hash(one()) == doors.user_code_hash(one()) != doors.user_code_hash(other())
 
 
 def test_user_code_hash_of_self_containing_containers_ends():
@@ -124,15 +120,15 @@ def test_user_code_hash_of_self_containing_containers_ends():
     mapping["self"] = [mapping]
     twice = [[1], [1]]
     twice[1] = twice[0]
-    assert len({user_code_hash(cyclic), user_code_hash(mapping), user_code_hash([1, [1]])}) == 3
-    assert user_code_hash(twice) == user_code_hash([[1], [1]])
+    assert len({doors.user_code_hash(cyclic), doors.user_code_hash(mapping), doors.user_code_hash([1, [1]])}) == 3
+    assert doors.user_code_hash(twice) == doors.user_code_hash([[1], [1]])
 
 
 def test_register_model_invalid_name_or_family_raises_settings_error():
     for name in ("xgboost", "Mine", "", "a b"):
         with pytest.raises(SettingsError, match=r"\[name\]"):
-            register_model(name, Mine)
+            doors.register_model(name, Mine)
     with pytest.raises(SettingsError, match="did you mean 'advanced'"):
-        register_model("mine", Mine, family="advance")
+        doors.register_model("mine", Mine, family="advance")
     with pytest.raises(SettingsError, match=r"\[network\]"):
-        register_model("mine", nn.Linear)
+        doors.register_model("mine", nn.Linear)

@@ -6,15 +6,8 @@ import numpy as np
 import pytest
 
 from ml_factory.errors import SettingsError
-from ml_factory.models.registry import (
-    available_models,
-    build_model,
-    find_model_spec,
-    registered_model_settings,
-)
-from ml_factory.models.setting_names import parse_named_settings, parse_setting_value
-from ml_factory.notebook_parameters import PARAMETERS_TITLE, check_parameters
-from ml_factory.settings import make_run_settings
+from ml_factory.models.registry import available_models, build_model
+from tests.contract import doors
 
 LINE = (
     "batch_size=64, gradient_accumulation_steps=4, mixed_precision=bf16, gradient_checkpointing=True, "
@@ -23,30 +16,33 @@ LINE = (
 
 
 def test_read_settings_of_guide_names_maps_to_own_settings():
-    given = parse_named_settings(LINE)
+    given = doors.parse_named_settings(LINE)
     assert given == {
         "batch_size": 64, "gradient_accumulation_steps": 4, "mixed_precision": "bf16", "gradient_checkpointing": True,
         "learning_rate": 1e-4, "num_epochs": 5,
     }  # fmt: skip
     own = {"batch": 256, "accumulate": 4, "precision": "bf16", "recompute": True, "lr": 1e-4, "epochs": 5}
-    for name in (name for name in available_models() if find_model_spec(name).windowed):
-        assert registered_model_settings(name, given) == own
+    for name in (name for name in available_models() if doors.find_model_spec(name).windowed):
+        assert doors.registered_model_settings(name, given) == own
         built = build_model(name, **given)
         assert {key: getattr(built.settings, key) for key in own} == own
     asked = {"symbol": "A", "horizon": 5, "task": "train", "seed": 0, "quick": True, "data": "x"}
-    assert make_run_settings(model="lstm", settings=given, **asked) == make_run_settings(
+    assert doors.make_run_settings(model="lstm", settings=given, **asked) == doors.make_run_settings(
         model="lstm", settings=own, **asked
     )
-    runs = [make_run_settings(model="lightgbm", settings={"rounds": n}, **asked).run_id for n in (np.int64(20), 20, 21)]
+    runs = [
+        doors.make_run_settings(model="lightgbm", settings={"rounds": n}, **asked).run_id
+        for n in (np.int64(20), 20, 21)
+    ]
     assert runs[0] == runs[1] != runs[2]
     assert (
-        parse_named_settings(" a = [1, 2] ,b='x', c=None") == {"a": [1, 2], "b": "x", "c": None}
-        and parse_named_settings("") == {}
+        doors.parse_named_settings(" a = [1, 2] ,b='x', c=None") == {"a": [1, 2], "b": "x", "c": None}
+        and doors.parse_named_settings("") == {}
     )
 
 
 def test_own_settings_num_epochs_of_booster_becomes_rounds():
-    assert registered_model_settings("xgboost", {"num_epochs": 5}) == {"rounds": 50}
+    assert doors.registered_model_settings("xgboost", {"num_epochs": 5}) == {"rounds": 50}
     assert build_model("linear", num_epochs=3, block=2).settings.rounds == 6
 
 
@@ -75,12 +71,12 @@ def test_build_model_unsupported_setting_error_lists_available_settings(name, gi
 
 def chosen(**values):
     lines = [f"{name}: str = {value!r}" for name, value in values.items()]
-    cell = "\n".join([PARAMETERS_TITLE, *lines])
-    return check_parameters(shell=types.SimpleNamespace(user_ns={"In": [cell], **values}))
+    cell = "\n".join([doors.PARAMETERS_TITLE, *lines])
+    return doors.check_parameters(shell=types.SimpleNamespace(user_ns={"In": [cell], **values}))
 
 
 def test_check_parameters_settings_invalid_for_model_raise_settings_error(capsys):
-    assert chosen(MODEL="lstm", SETTINGS=LINE).settings == parse_named_settings(LINE)
+    assert chosen(MODEL="lstm", SETTINGS=LINE).settings == doors.parse_named_settings(LINE)
     assert chosen(MODEL="xgboost", SETTINGS="").settings == {}
     assert chosen(MODEL="xgboost", SETTINGS="offset=none").settings == {"offset": "none"}  # the data decide its column
     for model, text, printed in (
@@ -100,6 +96,6 @@ def test_check_parameters_stack_settings_apply_to_networks_or_named_model(capsys
 
 
 def test_parse_setting_value_of_list_that_is_not_json_raises():
-    assert parse_setting_value('["mine", 2]') == ["mine", 2]
+    assert doors.parse_setting_value('["mine", 2]') == ["mine", 2]
     with pytest.raises(SettingsError, match=r"written as JSON.*quote it for the shell"):
-        parse_setting_value("[mine]")
+        doors.parse_setting_value("[mine]")

@@ -6,10 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.data.quality import GAP_KINDS
-from ml_factory.data.sessions import MarketSpec, assign_sessions, resolve_market_spec
 from ml_factory.data.synthetic import synthetic_bars
-from ml_factory.data.validation import RawBarSpec, validate_bars
+from tests.contract.doors import GAP_KINDS, MarketSpec, RawBarSpec, assign_sessions, resolve_market_spec, validate_bars
 
 MARKET = MarketSpec("TEST", "cme", 0.25, True)
 

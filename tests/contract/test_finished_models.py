@@ -11,20 +11,11 @@ import pandas as pd
 import pytest
 
 from ml_factory import pipeline
-from ml_factory.data.rolls import RollSpec
 from ml_factory.data.synthetic import ensure_synthetic_demo_market, synthetic_bars
 from ml_factory.errors import NotPreparedError, SettingsError
 from ml_factory.evaluation.backtest import CostSpec, TradingRule
-from ml_factory.evaluation.baselines import BASELINES
-from ml_factory.evaluation.metrics import PROBABILITIES, row_log_loss
-from ml_factory.result import Result
-from ml_factory.settings import DataSpec
-from ml_factory.storage.json_values import parse_json
 from ml_factory.storage.workspace import Workspace
-from ml_factory.targets.labels import LabelSpec
-from ml_factory.workflows import evaluation
-from ml_factory.workflows.backtest import luck_sentence
-from ml_factory.workflows.prepared_dataset import load_dataset
+from tests.contract import doors
 from tests.small_data import FEW_COLUMNS
 
 STRATEGIES = ["linear", "always_long", "flat", "last_move", "clock", "random"]
@@ -59,7 +50,7 @@ def place(trained, tmp_path) -> Workspace:
 def test_result_holds_facts_and_prints_them_as_json():
     table = pd.DataFrame({"loss": [0.5, np.nan]}, index=pd.Index(["a", "b"], name="name"))
     more = {"path": Path("x/y"), "table": table, "verdict": SimpleNamespace(to_dict=lambda: {"a": 1}), "n": (1, 2)}
-    found = Result(["one", "two"], also={"frame": table}, **more)
+    found = doors.Result(["one", "two"], also={"frame": table}, **more)
     assert str(found) == found.summary() == "one\ntwo" and found.plot() is None and found.frame is table
     rows = [{"name": "a", "loss": 0.5}, {"name": "b", "loss": None}]
     assert found.to_dict() == {"path": "x/y", "table": rows, "verdict": {"a": 1}, "n": [1, 2]}
@@ -76,13 +67,14 @@ def test_findings_of_run_are_in_result_summary_page_and_json(trained):
     assert compared.findings == result.findings
     page = html.unescape(result.report_path.read_text())
     shown = page.replace("−", "-").replace("<code>", "`").replace("</code>", "`")
-    facts = parse_json(result.report_path.with_suffix(".json").read_text())
+    facts = doors.parse_json(result.report_path.with_suffix(".json").read_text())
     assert f"<h1>{result.verdict.answer}</h1>".replace("-0", "−0") in page and facts["answer"] == result.verdict.answer
     verdict, own = facts["verdicts"]["linear"], facts["backtest"]["strategies"][0]
     assert verdict["sentence"] == result.verdict.sentence and facts["backtest"]["run_id"] == result.run_id
     for words in (
-        facts["next_step"], "5 bars of 5 minutes", *(f"`{name}`: " for name in BASELINES), "Not checked: one month",
-        "After costs", f"<dt>after costs</dt><dd>{own['net']:+,.0f}<small>", "Validation rows, by least edge",
+        facts["next_step"], "5 bars of 5 minutes", *(f"`{name}`: " for name in doors.BASELINES),
+        "Not checked: one month", "After costs", f"<dt>after costs</dt><dd>{own['net']:+,.0f}<small>",
+        "Validation rows, by least edge",
         f"{verdict['gain_best']:+.4f} ({verdict['gain_best_low']:+.4f}", f"{result.verdict.numbers[1:]}.",
         "Evaluated on all ", "Information coefficient of linear",
         "synthetic market with a planted edge",
@@ -104,16 +96,16 @@ def test_findings_of_run_are_in_result_summary_page_and_json(trained):
 
 def test_findings_read_gains_of_each_part_over_prior_of_training_rows(trained, monkeypatch):
     seen = {}
-    monkeypatch.setattr(evaluation, "overfit_finding", lambda train, valid: seen.update(train=train, valid=valid))
-    monkeypatch.setattr(evaluation, "concentration_finding", lambda unit, gains: seen.update({unit: gains}))
+    monkeypatch.setattr(doors.evaluation, "overfit_finding", lambda train, valid: seen.update(train=train, valid=valid))
+    monkeypatch.setattr(doors.evaluation, "concentration_finding", lambda unit, gains: seen.update({unit: gains}))
     result = train(trained)
-    data, stored = load_dataset(trained, "DEMO", 5), pipeline.load_predictions(trained, "DEMO", 5, "linear")
+    data, stored = doors.load_dataset(trained, "DEMO", 5), pipeline.load_predictions(trained, "DEMO", 5, "linear")
     rows = {part: data.labels.index.get_indexer(stored.index[stored["split"] == part]) for part in ("train", "test")}
-    p = stored.loc[stored["split"] == "train", PROBABILITIES].to_numpy()
+    p = stored.loc[stored["split"] == "train", doors.PROBABILITIES].to_numpy()
     clear = data.unambiguous_mask[rows["train"]]
     y = data.y[rows["train"]][clear]
     shares = np.array([(y == label).mean() for label in (-1, 0, 1)])
-    by_hand = -np.log(shares[y + 1]).mean() - row_log_loss(y, p[clear]).mean()
+    by_hand = -np.log(shares[y + 1]).mean() - doors.row_log_loss(y, p[clear]).mean()
     assert seen["train"] == pytest.approx(by_hand) and seen["train"] != pytest.approx(seen["valid"])
     test, gains = data.unambiguous_mask[rows["test"]], seen["month"]
     assert list(gains.index) == sorted(set(data.labels.index[rows["test"]].strftime("%Y-%m")))
@@ -121,7 +113,7 @@ def test_findings_read_gains_of_each_part_over_prior_of_training_rows(trained, m
 
 
 def test_evaluate_headline_shows_model_chosen_on_validation_rows(trained, monkeypatch):
-    means, calls = evaluation.prepared_dataset_metrics, []
+    means, calls = doors.evaluation.prepared_dataset_metrics, []
 
     def disturbed(data, rows, forecasts, best):
         table = means(data, rows, forecasts, best)
@@ -132,9 +124,9 @@ def test_evaluate_headline_shows_model_chosen_on_validation_rows(trained, monkey
             table.loc["linear", ["log_loss", "log_loss_gain"]] = [0.0, 9.0]
         return table
 
-    monkeypatch.setattr(evaluation, "prepared_dataset_metrics", disturbed)
+    monkeypatch.setattr(doors.evaluation, "prepared_dataset_metrics", disturbed)
     found = pipeline.evaluate(trained, "DEMO", 5)
-    facts = parse_json(found.report_path.with_suffix(".json").read_text())
+    facts = doors.parse_json(found.report_path.with_suffix(".json").read_text())
     assert "lightgbm was chosen on validation rows" in found.report_path.read_text()
     assert all(f"\n{name} " in found.summary() for name in ("linear", "lightgbm", "prior"))  # a table
     assert facts["chosen"] == facts["backtest"]["model"] == "lightgbm" and sorted(calls) == [False, True]
@@ -170,7 +162,9 @@ def test_leaderboard_rows_are_those_of_evaluate_and_of_full_runs_first(trained, 
 
 
 def test_leaderboard_lists_models_of_other_data_and_horizons_without_a_model(place):
-    pipeline.prepare(place, "DEMO", (5, 10), settings=DataSpec(features=FEW_COLUMNS, labels=LabelSpec(k_up=0.9)))
+    pipeline.prepare(
+        place, "DEMO", (5, 10), settings=doors.DataSpec(features=FEW_COLUMNS, labels=doors.LabelSpec(k_up=0.9))
+    )
     before = pipeline.leaderboard(place)
     assert before.frame["status"].tolist() == ["other data"] * 2 and "0 of 2 models beat" in before.summary()
     train(place, "lightgbm", quick=True)
@@ -226,7 +220,7 @@ def test_backtest_of_trained_model_equals_verb_and_label_exits(trained, call):
 )
 def test_luck_sentence_says_what_the_trials_leave_of_a_profit(net, chance, needed, lacking, says):
     luck = {"trials": 2, "deflated_sharpe": chance, "sessions_needed": needed}
-    assert says in luck_sentence({"net": net, "sessions": 200.0}, luck, lacking)
+    assert says in doors.luck_sentence({"net": net, "sessions": 200.0}, luck, lacking)
 
 
 def test_backtest_rule_that_never_reverses_exits_as_labels_do(place):
@@ -242,7 +236,7 @@ def test_backtest_writes_trades_and_facts_chooses_edge_on_validation_rows_and_co
     found = pipeline.backtest(place, "DEMO", 5, "linear")
     folder = place.results / "DEMO" / found.run_id
     assert (found.path, found.trades_path) == (folder / "backtest.json", folder / "backtest.csv")
-    trades, facts = pd.read_csv(found.trades_path), parse_json(found.path.read_text())
+    trades, facts = pd.read_csv(found.trades_path), doors.parse_json(found.path.read_text())
     assert len(trades) == found.own["trades"] and trades["net"].sum() == pytest.approx(found.own["net"])
     known = pipeline.load_predictions(place, "DEMO", 5, "linear").query("split == 'test'")
     assert (facts["first"], facts["last"]) == (known.index[0].isoformat(), known.index[-1].isoformat())
@@ -275,7 +269,7 @@ def test_backtest_trades_in_sessions_of_prepared_calendar_and_ends_before_missin
     bars = pd.read_parquet(place.raw_bars("MES"))
     clock = pd.DatetimeIndex(bars["timestamp"]).tz_convert("America/New_York")
     bars[~((clock.day % 2 == 1) & (clock.hour == 15) & (clock.minute > 20))].to_parquet(place.raw_bars("MES"))
-    pipeline.prepare(place, "MES", (5,), settings=DataSpec(features=FEW_COLUMNS, calendar="us_equity"))
+    pipeline.prepare(place, "MES", (5,), settings=doors.DataSpec(features=FEW_COLUMNS, calendar="us_equity"))
     more = {"model_settings": {"offset": "none"}}  # with so few rows it would forecast the clock's shares alone
     pipeline.train(place, "MES", 5, "linear", quick=True, uncertified=True, **more)
     found = pipeline.backtest(place, "MES", 5, "linear", rule=TradingRule(horizon=15, barriers=False))
@@ -294,9 +288,9 @@ def test_backtest_over_rolls_trades_at_traded_prices_and_leaves_before_each(tmp_
     names, prices = ("MESH4", "MESM4", "MESU4"), ["open", "high", "low", "close"]
     parts = [near.assign(contract=name, **{one: near[one] * 1.1**k for one in prices}) for k, name in enumerate(names)]
     table = pd.concat(parts).sort_index(kind="stable")
-    spec = DataSpec(features=FEW_COLUMNS, calendar="cme", tick=0.01)
+    spec = doors.DataSpec(features=FEW_COLUMNS, calendar="cme", tick=0.01)
     pipeline.prepare(
-        place, "MES", (5,), data=table.reset_index(), roll=RollSpec(first="MESH4", forced=rolls), settings=spec
+        place, "MES", (5,), data=table.reset_index(), roll=doors.RollSpec(first="MESH4", forced=rolls), settings=spec
     )
     pipeline.train(place, "MES", 5, "linear", quick=True, uncertified=True)
     found = pipeline.backtest(place, "MES", 5, "linear", rule=TradingRule(horizon=100, barriers=False, reverse=False))

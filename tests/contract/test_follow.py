@@ -13,10 +13,8 @@ import pytest
 
 from ml_factory import PredictionStream
 from ml_factory.errors import BarsError, FactoryError, SettingsError
-from ml_factory.evaluation.metrics import PROBABILITIES as P
-from ml_factory.serving import follow
-from ml_factory.serving.feed import ServedBundle, kept_bars
-from ml_factory.serving.follow import FollowedFile
+from tests.contract.doors import PROBABILITIES as P
+from tests.contract.doors import FollowedFile, ServedBundle, follow, kept_bars
 
 HISTORY, LAST = 8900, 8960  # bars
 

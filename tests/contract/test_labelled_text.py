@@ -3,15 +3,7 @@
 import pytest
 
 from ml_factory.errors import FactoryError
-from ml_factory.recipes.labelled_text import (
-    check_parts,
-    describe,
-    made_up_texts,
-    overview,
-    read_labelled_texts,
-    split_by_blocks,
-    unseen_rows,
-)
+from tests.contract import doors
 
 
 def written(tmp_path, content: str | bytes) -> str:
@@ -21,7 +13,7 @@ def written(tmp_path, content: str | bytes) -> str:
 
 
 def test_read_labelled_texts_takes_columns_by_name_and_keeps_quotes(tmp_path):
-    rows = read_labelled_texts(
+    rows = doors.read_labelled_texts(
         written(tmp_path, b'\xef\xbb\xbflabel\tID\tmore\tText\r\nINFORMATIVE\t7\tx\t"A "b" c\r\n\r\n')
     )
     assert rows.to_numpy().tolist() == [["7", '"A "b" c', "INFORMATIVE"]]
@@ -41,35 +33,35 @@ def test_read_labelled_texts_takes_columns_by_name_and_keeps_quotes(tmp_path):
 )
 def test_wrong_line_is_refused_with_its_number(content, line, message, tmp_path):
     with pytest.raises(FactoryError) as caught:
-        read_labelled_texts(written(tmp_path, content))
+        doors.read_labelled_texts(written(tmp_path, content))
     assert line in str(caught.value) and message in str(caught.value)
 
 
 def test_file_without_rows_is_refused(tmp_path):
     with pytest.raises(FactoryError, match="no rows"):
-        read_labelled_texts(written(tmp_path, "Id\tText\tLabel\n"))
+        doors.read_labelled_texts(written(tmp_path, "Id\tText\tLabel\n"))
 
 
 def test_split_by_blocks_takes_contiguous_rows_of_every_label():
-    rows = made_up_texts(200, 0)
-    parts = split_by_blocks(rows, 0.1, 0.2)
+    rows = doors.made_up_texts(200, 0)
+    parts = doors.split_by_blocks(rows, 0.1, 0.2)
     assert [len(part) for part in parts.values()] == [140, 20, 40]
     for label in set(rows["Label"]):
         ids = [part.loc[part["Label"] == label, "Id"].astype(int) for part in parts.values()]
         assert max(ids[0]) < min(ids[1]) and max(ids[1]) < min(ids[2])
     with pytest.raises(FactoryError, match="too few rows"):
-        split_by_blocks(rows.iloc[:4], 0.1, 0.1)
+        doors.split_by_blocks(rows.iloc[:4], 0.1, 0.1)
 
 
 def test_overview_counts_labels_lengths_and_texts_seen_in_training():
-    rows = made_up_texts(8, 0)
+    rows = doors.made_up_texts(8, 0)
     test = rows.iloc[:2].assign(Text=[rows["Text"][0].upper() + "  ", "another text"])
     parts = {"train": rows, "validation": rows.iloc[2:4], "test": test}
-    found = overview(parts)
+    found = doors.overview(parts)
     assert found["train"]["labels"] == {"harbour": 4, "kitchen": 4}
-    assert found["test"]["seen_in_training"] == 1 and unseen_rows(parts, "test").tolist() == [False, True]
-    assert ["seen in training" in line for line in describe(found).splitlines()] == [False, True, True]
+    assert found["test"]["seen_in_training"] == 1 and doors.unseen_rows(parts, "test").tolist() == [False, True]
+    assert ["seen in training" in line for line in doors.describe(found).splitlines()] == [False, True, True]
     assert "seen_in_training" not in found["train"]
     assert found["train"]["median_characters"] == rows["Text"].str.len().median()
     with pytest.raises(FactoryError, match="A label that no training row has"):
-        check_parts(parts | {"test": test.assign(Label=["harbour", "cellar"])})
+        doors.check_parts(parts | {"test": test.assign(Label=["harbour", "cellar"])})

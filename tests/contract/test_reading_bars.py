@@ -10,13 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import ml_factory.data.io as sources
-from ml_factory.data.bar_files import read_bars_table
-from ml_factory.data.io import import_bars, load_bars
-from ml_factory.data.rolls import RollSpec
-from ml_factory.data.validation import RawBarSpec, report_checked_bars
 from ml_factory.errors import BarsError, SettingsError
 from ml_factory.storage.workspace import Workspace
+from tests.contract.doors import RawBarSpec, RollSpec, import_bars, load_bars, read_bars_table, report_checked_bars
 from tests.small_data import SMALL_DATA
 
 
@@ -42,7 +38,7 @@ def test_imported_bars_and_their_report_are_those_of_the_file_that_is_read_again
         raw = raw.drop(index=raw.index[100:220])
     if spoil == "contract":
         raw["contract"] = np.where(raw.index < 400, "ESH4", "ESM4")
-    bars, _ = sources.import_bars(raw, workspace, "MES")
+    bars, _ = import_bars(raw, workspace, "MES")
     read, report = load_bars(workspace, "MES", quality=True)
     pd.testing.assert_frame_equal(bars, read, check_freq=False, check_exact=True)
     where = workspace.raw_bars("MES")
@@ -162,7 +158,7 @@ def test_import_bars_failed_write_keeps_existing_raw_file(make_raw, workspace, r
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(sources.pd.DataFrame, "to_parquet", fail)
+    monkeypatch.setattr(pd.DataFrame, "to_parquet", fail)
     with pytest.raises(ValueError, match=r"[Nn]o space left"):
         import_bars(make_raw(700), workspace, "MES")
     assert workspace.raw_bars("MES").read_bytes() == before
