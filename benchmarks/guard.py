@@ -58,10 +58,10 @@ class RecordedStream:
             self._found = find(*given)
             return self._found
 
-        def predict_sharper(rows: FeatureRows) -> pd.DataFrame:
-            frame = predict(rows)
-            p = frame[PROBABILITIES].to_numpy() ** 4
-            return frame.assign(**dict(zip(PROBABILITIES, (p / p.sum(axis=1, keepdims=True)).T, strict=True)))
+        def predict_sharper(rows: FeatureRows) -> dict[str, np.ndarray]:
+            found = predict(rows)
+            p = np.column_stack([found[name] for name in PROBABILITIES]) ** 4
+            return found | dict(zip(PROBABILITIES, (p / p.sum(axis=1, keepdims=True)).T, strict=True))
 
         self.stream.guard.findings = record
         if sharper:

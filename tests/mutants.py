@@ -143,10 +143,15 @@ def _enter(name: str) -> None:
     coverage.Coverage.current().switch_context(name)
 
 
+def _named(fixture: pytest.FixtureDef) -> str:
+    """Name a fixture with the place that defines it: several files have one of the same name."""
+    return f"{fixture.baseid}::{fixture.argname}"
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item):
     _enter(item.nodeid)
-    _seen["uses"][item.nodeid] = list(item.fixturenames)
+    _seen["uses"][item.nodeid] = [_named(defined[-1]) for defined in item._fixtureinfo.name2fixturedefs.values()]
     began, before = time.monotonic(), sum(_seen["fixtures"].values())
     try:
         return (yield)
@@ -161,12 +166,12 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef):
     if fixturedef.scope == "function":
         return (yield)
     test, began = os.environ[CONTEXT], time.monotonic()
-    _enter(f"fixture {fixturedef.argname}")
+    _enter(f"fixture {_named(fixturedef)}")
     try:
         return (yield)
     finally:
         _enter(test)
-        _seen["fixtures"][fixturedef.argname] = time.monotonic() - began
+        _seen["fixtures"][_named(fixturedef)] = time.monotonic() - began
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -1,6 +1,7 @@
 """Verb that answers requests with bundles: serve."""
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -48,6 +49,7 @@ def serve(
         check_file_exists(path, "the file of a bundle", "python -m ml_factory export writes one from the workspace")
     import_own_modules(own_modules)
     guarded = _parse_guard(guard)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that share one row wait for each other
     if follow is not None:
         _follow(bundle, follow, state, guarded, live=not no_clock, as_json=as_json)
         return

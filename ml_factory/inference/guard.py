@@ -3,9 +3,10 @@
 A finding is a function of this tail alone: it holds as long as the tail shows it.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pandas as pd
@@ -30,7 +31,7 @@ from ml_factory.inference.guard_reference import (
     constant_rows,
     outcome_losses,
 )
-from ml_factory.inference.stream import START_AGAIN, PredictionStream
+from ml_factory.inference.stream import START_AGAIN, PredictionStream, join_predictions, predictions_to_frame
 from ml_factory.targets.labels import stored_label_classes
 
 ACTIONS = ("ok", "warn", "abstain", "refuse")  # in order of weight
@@ -39,6 +40,7 @@ RECENT_BARS, RECENT_ROWS = 90, 18  # for which a gap, a strange row or a strange
 REMEMBERED = 2000  # predictions that wait for their outcome
 _KEPT_BARS, _KEPT_ROWS = USUAL_BARS + BAR_WINDOW + RECENT_BARS, ROW_WINDOW + RECENT_ROWS
 _TAILS = ("bars", "features", "p", "waiting")
+_DRIFTING = {"bars": RECENT_BARS, "features": RECENT_ROWS, "probabilities": RECENT_ROWS}  # and for how many rows
 _NO_MOMENTS = np.empty(0, np.int64)
 _Check = tuple[
     str, np.ndarray, Callable[[int], str]
@@ -151,6 +153,7 @@ class Guard:
         self._waiting, self.losses = _Rows(_NO_MOMENTS, np.empty((0, 3))), np.empty((0, 2))
         self._rows, self._last_mixed = 0, -2  # base bars, the last one that reads bars of two units
         self._jumps = [(0, "")]  # end of the bar after a jump, message
+        self._known: dict[str, dict[int, np.ndarray]] = {name: {} for name in _DRIFTING}  # number of the end -> ratios
 
     @property
     def bars(self) -> int:
@@ -199,6 +202,9 @@ class Guard:
         self._features.keep(_KEPT_ROWS)
         self._p.keep(_KEPT_ROWS)
         self._waiting.keep(REMEMBERED)
+        for table, known in self._known.items() if self._reference else ():
+            first = self._table(table)[1].first
+            self._known[table] = {number: ratios for number, ratios in known.items() if number > first}
         del self._jumps[:-1]
 
     def add_outcome(self, known_at: int, label: int) -> bool:
@@ -226,15 +232,17 @@ class Guard:
         for name, places, message in self._checks(moments, mixed) if len(moments) else ():
             kind, _, part = name.partition(":")
             action = getattr(self.settings, kind)
+            text = cache(message)  # of many rows one place is the newest
             for number in np.flatnonzero(places >= 0).tolist() if action != "ok" else ():
-                out[number].append(Finding(kind, action, message(int(places[number])), part))
+                out[number].append(Finding(kind, action, text(int(places[number])), part))
         return [sorted(found, key=_weight) for found in out]
 
     def drift_of_columns(self) -> dict[str, float]:
         """Return column -> distance in the newest window as a multiple of its threshold, the largest first."""
         names, found = ([f"bars: {name}" for name in CHANNELS], self._names, PROBABILITIES), dict[str, float]()
-        for own, (reference, rows, _) in zip(names, self._tables(), strict=False):
-            for ratios in _distances(reference, rows, len(rows.values) - reference.step, len(rows.values))[1]:
+        for table, own in zip(_DRIFTING if self._reference else (), names, strict=False):
+            reference, rows = self._table(table)
+            for ratios in self._ratios(table, len(rows.values) - reference.step, len(rows.values))[1]:
                 found |= {name: round(float(one), 3) for name, one in zip(own, ratios, strict=True)}
         return dict(sorted(found.items(), key=lambda one: -one[1]))
 
@@ -260,15 +268,34 @@ class Guard:
         start = self._bars.known_at - self._market.bar_minutes * MINUTE_NS
         return BarChunk(start, (*columns[:4], columns[4] if len(columns) > 4 else np.empty(0), np.empty(0)), None)
 
-    def _tables(self) -> Iterator[tuple[ColumnReference, _Rows, int]]:
-        """Yield (reference, rows, rows for which a strange window is a finding) of bars, features, probabilities."""
-        if self._reference is None:
-            return
-        channels = bar_channels(self._chunk(), self._market, self._reference.season)[USUAL_BARS:]
-        bars = _Rows(self._bars.known_at[USUAL_BARS:], channels, self._bars.first + USUAL_BARS)
-        yield self._reference.bars, bars, RECENT_BARS
-        yield self._reference.features, self._features, RECENT_ROWS
-        yield self._reference.probabilities, self._p, RECENT_ROWS
+    def _table(self, name: str) -> tuple[ColumnReference, _Rows]:
+        """Return the reference and the tail of bars, features or probabilities."""
+        rows = {"bars": self._bars, "features": self._features, "probabilities": self._p}[name]
+        return getattr(self._reference, name), rows
+
+    def _codes(self, table: str, first: int, end: int) -> np.ndarray:
+        """Return the bins of rows [first, end) of a table; of bars those of their channels."""
+        reference, rows = self._table(table)
+        if table != "bars" or self._reference is None:
+            return reference.codes(rows.values[first:end])
+        chunk = self._chunk().part(first - USUAL_BARS, end)
+        return reference.codes(bar_channels(chunk, self._market, self._reference.season)[USUAL_BARS:])
+
+    def _ratios(self, table: str, after: int, until: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ends in (after, until] of windows of a table, and their distances as multiples of the thresholds,
+        float64 (E, C); each window is measured once.
+        """
+        (reference, rows), known = self._table(table), self._known[table]
+        earliest = reference.window + (USUAL_BARS if table == "bars" else 0)
+        ends = reference.window_ends(len(rows.values), rows.first)
+        ends = ends[(ends > after) & (ends >= earliest) & (ends <= until)]
+        new = ends[[end + rows.first not in known for end in ends.tolist()]]
+        if len(new):
+            first = int(new[0]) - reference.window
+            codes = self._codes(table, first, int(new[-1]))
+            ratios = reference.ratios(reference.distances(codes, new - first))
+            known.update(zip((new + rows.first).tolist(), ratios, strict=True))
+        return ends, np.array([known[end + rows.first] for end in ends.tolist()]).reshape(-1, len(reference.edges))
 
     def _checks(self, moments: np.ndarray, mixed: np.ndarray) -> Iterator[_Check]:
         newest = np.searchsorted([end for end, _ in self._jumps], moments, side="right") - 1
@@ -345,22 +372,34 @@ class Guard:
     def _drifts(self, most: float, moments: np.ndarray) -> Iterator[_Check]:
         """Yield the checks of distributions; at most so many features may be strange at once."""
         parts, scale = (tuple(CHANNELS), ("features",), tuple(PROBABILITIES)), self.settings.drift_scale
-        for names, (reference, rows, recent) in zip(parts, self._tables(), strict=True):
-            ends = rows.ends(moments)
-            windows, ratios = _distances(reference, rows, int(ends[0]) - recent, int(ends[-1]))
+        for (table, recent), names in zip(_DRIFTING.items(), parts, strict=True):
+            ends = self._table(table)[1].ends(moments)
+            windows, ratios = self._ratios(table, int(ends[0]) - recent, int(ends[-1]))
             strange = ratios > scale
-            if names == ("features",):
+            if table == "features":
                 strange = strange.sum(axis=1, keepdims=True) > most
             for column in np.flatnonzero(strange.any(axis=0)).tolist():
-                what = CHANNELS.get(names[column], names[column])
-                message = partial(_drift, reference, rows.values, what, column, scale)
-                if names == ("features",):
+                message = partial(self._drift, table, CHANNELS.get(names[column], names[column]), column)
+                if table == "features":
                     message = partial(self._strange_features, most)
                 yield f"drift:{names[column]}", _newest(windows[strange[:, column]], ends, recent), message
 
+    def _drift(self, table: str, what: str, column: int, end: int) -> str:
+        """Return what is strange about one column of the window that ends there."""
+        reference, _ = self._table(table)
+        codes = self._codes(table, end - reference.window, end)
+        psi, ks = reference.distances(codes, np.array([len(codes)]))[:, 0, column]
+        shares, known = reference.shares[column, :BINS], codes[codes[:, column] < BINS, column]
+        usual = float(shares @ np.arange(BINS)) / max(float(shares.sum()), 1e-9)
+        limits = reference.limit[:, column] * self.settings.drift_scale
+        where = "absent" if not len(known) else "mostly higher" if known.mean() > usual else "mostly lower"
+        return (
+            f"{what}, of the last {reference.window}, is distributed otherwise than in training, {where}: "
+            f"PSI {psi:.2f} and KS {ks:.2f}, at most {limits[0]:.2f} and {limits[1]:.2f} wanted"
+        )
+
     def _strange_features(self, most: float, end: int) -> str:
-        assert self._reference is not None
-        _, (ratios,) = _distances(self._reference.features, self._features, end - 1, end)
+        _, (ratios,) = self._ratios("features", end - 1, end)
         worst = ", ".join(self._names[one] for one in np.argsort(-ratios, kind="stable")[:3])
         return (
             f"{(ratios > self.settings.drift_scale).sum()} features of the last {ROW_WINDOW} rows are distributed "
@@ -383,30 +422,6 @@ class Guard:
         """Return how many features are chosen, and the first of them."""
         names = [name for name, one in zip(self._names, chosen, strict=True) if one]
         return f"{len(names)} features ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
-
-
-def _distances(reference: ColumnReference, rows: _Rows, after: int, until: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ends in (after, until] of windows of these rows, and their distances as multiples of the thresholds,
-    float64 (E, C).
-    """
-    ends = reference.window_ends(len(rows.values), rows.first)
-    ends = ends[(ends > after) & (ends <= until)]
-    first = max(int(ends.min(initial=len(rows.values))) - reference.window, 0)  # of the oldest window's rows
-    return ends, reference.ratios(reference.distances(reference.codes(rows.values[first:]), ends - first))
-
-
-def _drift(reference: ColumnReference, values: np.ndarray, what: str, column: int, scale: float, end: int) -> str:
-    """Return what is strange about one column of the window that ends there."""
-    codes = reference.codes(values[end - reference.window : end])
-    psi, ks = reference.distances(codes, np.array([len(codes)]))[:, 0, column]
-    shares, known = reference.shares[column, :BINS], codes[codes[:, column] < BINS, column]
-    usual = float(shares @ np.arange(BINS)) / max(float(shares.sum()), 1e-9)
-    limits = reference.limit[:, column] * scale
-    where = "absent" if not len(known) else "mostly higher" if known.mean() > usual else "mostly lower"
-    return (
-        f"{what}, of the last {reference.window}, is distributed otherwise than in training, {where}: "
-        f"PSI {psi:.2f} and KS {ks:.2f}, at most {limits[0]:.2f} and {limits[1]:.2f} wanted"
-    )
 
 
 def _check_clock(last_end: int, now: pd.Timestamp, market: MarketSpec, settings: GuardSettings) -> list[Finding]:
@@ -473,7 +488,6 @@ class GuardedStream(PredictionStream):
         super().__init__(bundle, cold=cold)
         self.settings, self.guard = settings, Guard(bundle, settings)
         self._clock: list[Finding] = []
-        self._no_answers: pd.DataFrame | None = None
 
     def push(self, bars: pd.DataFrame, *, now: pd.Timestamp | None = None) -> pd.DataFrame:
         """Return the predictions that these bars complete, with the columns `guard` and `reason`.
@@ -484,10 +498,19 @@ class GuardedStream(PredictionStream):
         `guard` is "ok", "warn", "abstain" or "refuse"; with the last two the probabilities are NaN. Raises BarsError
         for bars that cannot be, after which the stream is as before.
         """
-        return self.push_checked(self.check_bars(bars), now=now)
+        return predictions_to_frame(self.answer_bars(self.check_bars(bars), now))
 
-    def push_checked(self, bars: pd.DataFrame, *, now: pd.Timestamp | None = None) -> pd.DataFrame:
-        """As `push`, of bars in the canonical form of `check_bars`."""
+    def advance(self, now: pd.Timestamp) -> pd.DataFrame:
+        """Return the predictions of bars that are complete by the clock, once all raw bars up to `now` are pushed."""
+        return predictions_to_frame(self.answer_clock(now))
+
+    def answer_bars(
+        self, bars: pd.DataFrame, now: pd.Timestamp | None = None, newest: int = sys.maxsize
+    ) -> dict[str, np.ndarray]:
+        """As `push`, of bars in the canonical form of `check_bars`; returns columns, as `predict_rows`.
+
+        newest : at least so many of the newest answers; what is found in others is not wanted
+        """
         market = self.bundle.spec.market
         chunk, answers = to_bar_chunk(bars, market), []
         last = int(chunk.start[-1]) + market.bar_minutes * MINUTE_NS if len(chunk.start) else self.guard.last_end
@@ -496,11 +519,11 @@ class GuardedStream(PredictionStream):
             part = chunk.part(first, first + _BARS_AT_ONCE)
             rows = self.feature_rows(part)  # raises before anything is changed
             self._clock = clock
-            answers.append(self._answer(rows, part))
-        return answers[0] if len(answers) == 1 else pd.concat(answers)
+            answers.append(self._answer(rows, part, newest))
+        return answers[0] if len(answers) == 1 else join_predictions(answers)
 
-    def advance(self, now: pd.Timestamp) -> pd.DataFrame:
-        """Return the predictions of bars that are complete by the clock, once all raw bars up to `now` are pushed."""
+    def answer_clock(self, now: pd.Timestamp) -> dict[str, np.ndarray]:
+        """As `advance`; returns columns, as `predict_rows`."""
         self._clock = _check_clock(self.guard.last_end, now, self.bundle.spec.market, self.settings)
         return self._answer(self.clock_rows(now), _NO_BARS)
 
@@ -542,28 +565,20 @@ class GuardedStream(PredictionStream):
             self.guard.load_state(state["guard"])
             self._clock = [Finding("stale", self.settings.stale, str(message)) for message in state["clock"]]
 
-    def _answer(self, rows: FeatureRows, chunk: BarChunk) -> pd.DataFrame:
+    def _answer(self, rows: FeatureRows, chunk: BarChunk, newest: int = sys.maxsize) -> dict[str, np.ndarray]:
         """Return the predictions of the feature rows that these bars completed, with the guard's answers."""
-        mixed = self.guard.push(chunk, rows.known_at)
-        if not len(rows) and self._no_answers is not None:  # as of most bars
-            self.guard.forget()
-            return self._no_answers.copy()
-        frame = self.predict_rows(rows)
-        known_at, p_N3 = frame.index.as_unit("ns").asi8, frame[PROBABILITIES].to_numpy()
+        mixed, found = self.guard.push(chunk, rows.known_at), self.predict_rows(rows)
+        known_at, p_N3 = found["known_at"], np.column_stack([found[name] for name in PROBABILITIES])
         silent = mixed[np.searchsorted(rows.known_at, known_at)]
         self.guard.add(rows.known_at[~mixed], rows.values[~mixed], known_at[~silent], p_N3[~silent])
-        answers = [_action_and_reason(found + self._clock) for found in self.guard.findings(known_at, silent)]
+        found = {name: one[-newest:] for name, one in found.items()}
+        findings = self.guard.findings(found["known_at"], silent[-newest:])
+        answers = [_action_and_reason(one + self._clock) for one in findings]
         self.guard.forget()
-        columns = {
-            name: pd.array([answer[place] for answer in answers], dtype="str")
-            for place, name in enumerate(("guard", "reason"))
-        }  # arrays: quicker than series, which are aligned
+        for place, name in enumerate(("guard", "reason")):
+            found[name] = np.array([answer[place] for answer in answers], object)
         silent = np.array([action in SILENT for action, _ in answers], bool)
-        if silent.any():
-            columns |= dict(zip(PROBABILITIES, np.where(silent[:, None], np.nan, p_N3).T, strict=True))
-        frame = frame.assign(**columns)
-        self._no_answers = self._no_answers if len(rows) else frame
-        return frame
+        return found | {name: np.where(silent, np.nan, found[name]) for name in PROBABILITIES}
 
 
 def _action_and_reason(findings: Iterable[Finding]) -> tuple[str, str]:

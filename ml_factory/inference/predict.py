@@ -206,14 +206,26 @@ class FittedModels:
         plain = Calibration().to_dict()
         return {name: replace(model, calibration=plain) for name, model in self.models.items()}
 
-    def predict_features(
-        self, features: pd.DataFrame, *, segment: np.ndarray, rows: np.ndarray | None = None
-    ) -> pd.DataFrame:
+    def predict_features(self, features: pd.DataFrame, *, segment: np.ndarray) -> pd.DataFrame:
         """Return the probabilities of every row that all models can predict; arguments as of `predict_features`."""
-        found = {
-            name: predict_features(model, features, segment=segment, rows=rows) for name, model in self.used.items()
-        }
-        return next(iter(found.values())) if self.stack is None else stacked_predictions(self.stack, found)
+        for model in self.used.values():
+            model.check_features(features.columns)
+        rows, p_N3 = self.predict_rows(features.to_numpy(dtype=np.float32), np.arange(len(features)), segment)
+        return pd.DataFrame(p_N3, index=features.index[rows], columns=PROBABILITIES)
+
+    def predict_rows(
+        self, values_NF: np.ndarray, rows: np.ndarray, segment: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return those of these rows that all models can predict, and their probabilities, float64 (n, 3).
+
+        values_NF : unscaled, the models' features in their order
+        """
+        found = [_predict_rows(model, values_NF, rows, segment) for model in self.used.values()]
+        if self.stack is None:
+            return found[0]
+        common = reduce(np.intersect1d, [own for own, _ in found])
+        parts = [p_N3[np.searchsorted(own, common)] for own, p_N3 in found]
+        return common, _stack_probabilities(self.stack, dict(zip(self.used, parts, strict=True)))
 
 
 def predict_features(
@@ -245,6 +257,14 @@ def predict_features(
     """
     model.check_features(features.columns)
     rows = np.arange(len(features), dtype=np.int64) if rows is None else np.asarray(rows, dtype=np.int64)
+    rows, p_N3 = _predict_rows(model, features.to_numpy(dtype=np.float32), rows, segment, batch)
+    return pd.DataFrame(p_N3, index=features.index[rows], columns=PROBABILITIES)
+
+
+def _predict_rows(
+    model: TrainedModel, values_NF: np.ndarray, rows: np.ndarray, segment: np.ndarray | None, batch: int = 65_536
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return those of these rows that the model can predict, and their probabilities, float64 (n, 3)."""
     if model.lookback:
         if segment is None:
             raise FactoryError(
@@ -253,12 +273,12 @@ def predict_features(
                 next_step="pass the segments stored with the features",
             )
         rows = rows[mask_rows_with_full_window(np.asarray(segment), rows, model.lookback)]
-    scaled = model.preprocessing.transform(features.to_numpy(dtype=np.float32))
+    scaled = model.preprocessing.transform(values_NF)
     calibration, p_N3 = Calibration.from_dict(model.calibration), np.empty((len(rows), 3))
     for first in range(0, len(rows), batch):
         own_N3 = condition_on_classes(model.predict_rows(scaled, rows[first : first + batch]), model.classes)
         p_N3[first : first + batch] = condition_on_classes(calibration.apply(own_N3), model.classes)
-    return pd.DataFrame(p_N3, index=features.index[rows], columns=PROBABILITIES)
+    return rows, p_N3
 
 
 def stacked_predictions(state: Mapping, predictions: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
@@ -269,10 +289,12 @@ def stacked_predictions(state: Mapping, predictions: Mapping[str, pd.DataFrame])
     """
     index = common_prediction_index(predictions)
     parts = {name: frame.loc[index, PROBABILITIES].to_numpy() for name, frame in predictions.items()}
+    return pd.DataFrame(_stack_probabilities(state, parts), index=index, columns=PROBABILITIES)
+
+
+def _stack_probabilities(state: Mapping, parts: Mapping[str, np.ndarray]) -> np.ndarray:
     p_N3 = Calibration.from_dict(state["calibration"]).apply(Stack.from_dict(state["stack"]).predict_proba(parts))
-    return pd.DataFrame(
-        condition_on_classes(p_N3, stored_label_classes(state["spec"])), index=index, columns=PROBABILITIES
-    )
+    return condition_on_classes(p_N3, stored_label_classes(state["spec"]))
 
 
 def common_prediction_index(frames: Mapping[str, pd.DataFrame]) -> pd.DatetimeIndex:
@@ -359,16 +381,17 @@ def times_of_splits(known: pd.DatetimeIndex, splits: Mapping[str, np.ndarray]) -
     return first | {"last_label": known[-1].isoformat()}
 
 
-def split_by_times(index: pd.DatetimeIndex, times: Mapping[str, str]) -> np.ndarray:
-    """Return the split of each moment: object (N,) of train, validation, test, new (after the last labelled row).
+def split_by_times(known_at: np.ndarray, times: Mapping[str, str]) -> np.ndarray:
+    """Return the split of each moment (UTC ns): object (N,) of train, validation, test, new (after the last labelled
+    row).
 
     Purged rows between two splits, and rows without a label, belong to the split before: no row that an overlapping
     training label covers is called out of sample.
     """
-    names = np.full(len(index), "train", dtype=object)
+    names = np.full(len(known_at), "train", dtype=object)
     for name in ("validation", "test"):
-        names[index >= pd.Timestamp(times[name])] = name
-    names[index > pd.Timestamp(times["last_label"])] = "new"
+        names[known_at >= pd.Timestamp(times[name]).as_unit("ns").value] = name
+    names[known_at > pd.Timestamp(times["last_label"]).as_unit("ns").value] = "new"
     return names
 
 
@@ -378,7 +401,8 @@ def add_prediction_splits(frame: pd.DataFrame, facts: Mapping, all_rows: bool) -
     facts : of a finished model: symbol, run_id, split_times.
     Raises FactoryError where no row is out of sample.
     """
-    frame = frame.assign(split=split_by_times(frame.index, facts["split_times"]), run_id=facts["run_id"])
+    split = split_by_times(frame.index.as_unit("ns").asi8, facts["split_times"])
+    frame = frame.assign(split=split, run_id=facts["run_id"])
     if all_rows and len(frame):
         return frame
     kept = frame[np.isin(frame["split"].to_numpy(dtype=object), OUT_OF_SAMPLE)]

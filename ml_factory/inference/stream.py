@@ -1,6 +1,6 @@
 """Predictions of a live feed: raw bars pushed singly or in chunks give the rows of `Bundle.predict`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,9 +10,10 @@ from ml_factory.data.resample import BarChunk, to_bar_chunk
 from ml_factory.data.sessions import MINUTE_NS
 from ml_factory.data.validation import parse_bars
 from ml_factory.errors import BarsError, CheckpointError, SettingsError, refuse_damaged_content
+from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.features.build import FeatureRows, FeatureStream
 from ml_factory.inference.bundle import Bundle
-from ml_factory.inference.predict import keep_bets, split_by_times
+from ml_factory.inference.predict import split_by_times
 from ml_factory.targets.primary_rule import primary_rule_features, primary_side_of_rows
 
 START_AGAIN = "start the stream again from the history"
@@ -35,10 +36,9 @@ class PredictionStream:
         meta = spec.labels.kind == "meta"
         rule = primary_rule_features(spec.market, spec.features, spec.labels) if meta else None
         self._side = FeatureStream(spec.market, rule, dtype="float64") if meta else None
-        self._names = list(bundle.description["feature_names"])
         self._rows = {  # the last ones, for the windows of models
             "known_at": np.empty(0, np.int64), "segment": np.empty(0, np.int32),
-            "values": np.empty((0, len(self._names)), np.float32),
+            "values": np.empty((0, len(bundle.description["feature_names"])), np.float32),
         }  # fmt: skip
         self._waiting = bundle.description["warmup_bars"] - bundle.spec.features.warmup_bars if cold else 0
 
@@ -53,11 +53,11 @@ class PredictionStream:
         bars : raw bars in the format of the training's, in time order, all later than those before.
         Raises BarsError for bars that cannot be, SettingsError for other columns than the market has.
         """
-        return self.predict_rows(self.feature_rows(self.check_bars(bars)))
+        return predictions_to_frame(self.predict_rows(self.feature_rows(self.check_bars(bars))))
 
     def advance(self, now: pd.Timestamp) -> pd.DataFrame:
         """Return the predictions of bars that are complete by the clock, once all raw bars up to `now` are pushed."""
-        return self.predict_rows(self.clock_rows(now))
+        return predictions_to_frame(self.predict_rows(self.clock_rows(now)))
 
     def feature_rows(self, bars: pd.DataFrame | BarChunk) -> FeatureRows:
         """Return the feature rows that bars of `check_bars` complete, for `predict_rows`."""
@@ -125,24 +125,42 @@ class PredictionStream:
             checked["contract"], checked["chain"] = bars["contract"].to_numpy(), bars["chain"].to_numpy(float)
         return checked
 
-    def predict_rows(self, rows: FeatureRows) -> pd.DataFrame:
+    def predict_rows(self, rows: FeatureRows) -> dict[str, np.ndarray]:
         """Return the predictions of the next feature rows, each predicted once; of meta-labels those where the primary
         side bets, with their `side`.
+
+        Returns
+        -------
+        known_at (UTC ns) and the columns of `Bundle.predict`, texts as objects.
         """
-        before, fitted = len(self._rows["values"]), self.bundle.fitted
+        before, fitted, facts = len(self._rows["values"]), self.bundle.fitted, self.bundle.description
         own = {name: np.concatenate([one, getattr(rows, name)]) for name, one in self._rows.items()}
-        index = pd.DatetimeIndex(own["known_at"].view("M8[ns]"), tz="UTC", name="known_at")
-        features, places = pd.DataFrame(own["values"], index, self._names), np.arange(before, len(index))
-        frame, known_at = fitted.predict_features(features, segment=own["segment"], rows=places), index[before:]
-        kept = min(max(fitted.lookback - 1, 0), len(index))
+        places, p_N3 = np.arange(before, before + len(rows)), np.empty((0, 3))
+        if len(rows):
+            places, p_N3 = fitted.predict_rows(own["values"], places, own["segment"])
+        kept = min(max(fitted.lookback - 1, 0), len(own["values"]))
         self._rows = {name: one[len(one) - kept :].copy() for name, one in own.items()}
-        frame = frame[frame.index.isin(known_at[self._waiting :])] if self._waiting else frame
+        chosen = places >= before + self._waiting
         self._waiting = max(self._waiting - len(rows), 0)
-        if rows.side is not None:
-            frame = keep_bets(frame, rows.side)
-        facts = self.bundle.description
-        texts = {
-            "split": split_by_times(frame.index, facts["split_times"]),
-            "run_id": [facts["run_id"]] * len(frame),
-        }  # of one type also where there is no row; arrays: quicker than series, which are aligned
-        return frame.assign(**{name: pd.array(text, dtype="str") for name, text in texts.items()})
+        index = pd.DatetimeIndex(own["known_at"][places].view("M8[ns]"), tz="UTC")
+        side = None if rows.side is None else rows.side.reindex(index).to_numpy()
+        if side is not None:
+            chosen &= side != 0
+        known_at = own["known_at"][places[chosen]]
+        found = {"known_at": known_at, **dict(zip(PROBABILITIES, p_N3[chosen].T, strict=True))}
+        if side is not None:
+            found["side"] = side[chosen]
+        run = np.full(len(known_at), facts["run_id"], object)
+        return found | {"split": split_by_times(known_at, facts["split_times"]), "run_id": run}
+
+
+def predictions_to_frame(found: Mapping[str, np.ndarray]) -> pd.DataFrame:
+    """Return the columns of `PredictionStream.predict_rows` as a table, index known_at."""
+    index = pd.DatetimeIndex(found["known_at"].view("M8[ns]"), tz="UTC", name="known_at")
+    columns = {name: pd.array(one, dtype="str") if one.dtype == object else one for name, one in found.items()}
+    return pd.DataFrame(columns, index).drop(columns="known_at")
+
+
+def join_predictions(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Return the predictions of all parts, in order."""
+    return {name: np.concatenate([one[name] for one in parts]) for name in parts[0]}

@@ -2,6 +2,7 @@
 
 import json
 import math
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -21,9 +22,10 @@ from ml_factory.inference.guard import (
     GuardedStream,
     GuardSettings,
 )
+from ml_factory.inference.stream import join_predictions
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import parse_json, to_json_value
-from ml_factory.storage.serialization import read_state_file, write_state_file
+from ml_factory.storage.serialization import deserialize_state, read_state_file, serialize_state, write_state_file
 
 _FACTS = ("symbol", "model", "run_id", "horizon", "lookback", "warmup_bars", "classes", "feature_names", "certified",
           "certificate", "metrics", "verdict", "versions", "split_times", "data", "file")  # fmt: skip
@@ -75,17 +77,18 @@ class ServedBundle:
             checked, _ = spec.check_bars(table)
             check_bars_on_tick(checked, spec.market, self.bundle.description["off_tick"])
             end = checked.index[-1] + pd.Timedelta(minutes=spec.market.bar_minutes)
-            frame = pd.concat([stream.push_checked(checked, now=now), stream.advance(now or end)]).iloc[-last:]
-        if not len(frame):
+            found = join_predictions([stream.answer_bars(checked, now, last), stream.answer_clock(now or end)])
+            answers = _to_answers({name: one[-last:] for name, one in found.items()})
+        if not answers:
             raise BarsError(
                 "Too few bars for a prediction", where="bars", got=f"{len(checked):,} bars",
                 wanted=f"{stream.lacking_bars or 1:,} more of {spec.features.base_minutes} minutes, or a whole window "
                 "in one session", next_step="give as many before the first wanted row as the features need",
             )  # fmt: skip
-        if frame["guard"].iloc[-1] == "refuse":
-            raise BarsError("The guard refuses these bars", where="bars", got=frame["reason"].iloc[-1],
+        if answers[-1]["guard"] == "refuse":
+            raise BarsError("The guard refuses these bars", where="bars", got=answers[-1]["reason"],
                             next_step="correct the feed")  # fmt: skip
-        return self.names | {"answers": _to_answers(frame)}
+        return self.names | {"answers": answers}
 
 
 @contextmanager
@@ -112,21 +115,20 @@ def check_symbol_column(table: pd.DataFrame, symbol: str, where: object) -> None
                                 wanted=symbol, next_step=f"give bars of {symbol} alone")  # fmt: skip
 
 
-def _to_answers(frame: pd.DataFrame) -> list[dict[str, Any]]:
+def _to_answers(found: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
     """Return the rows of a prediction with `guard` and `reason` as JSON values; NaN becomes null."""
-    if not len(frame):  # as after most bars
-        return []
-    columns = [name for name in (*PROBABILITIES, "split", "side", "guard", "reason") if name in frame]
-    rows = zip(*(frame[name].tolist() for name in columns), strict=True)
+    columns = [name for name in (*PROBABILITIES, "split", "side", "guard", "reason") if name in found]
+    rows = zip(*(found[name].tolist() for name in columns), strict=True)
     return [
-        {"known_at": moment.isoformat()}
+        {"known_at": pd.Timestamp(moment, tz="UTC").isoformat()}
         | {name: None if isinstance(one, float) and not math.isfinite(one) else one
            for name, one in zip(columns, row, strict=True)}
-        for moment, row in zip(frame.index, rows, strict=True)
+        for moment, row in zip(found["known_at"].tolist(), rows, strict=True)
     ]  # fmt: skip
 
 
-FORMAT, STATE_NAME = "ml_factory.feed/6", "feed.state"
+FORMAT, STATE_NAME = "ml_factory.feed/7", "feed.state"
+_DAMAGED, _AGAIN = "The stored state of this feed is damaged", "delete this file, and push its history"
 RECENT_BARS = 1000  # bars that are known again, with their answers
 
 
@@ -141,7 +143,9 @@ class Feed:
         self._path, self._served = folder / STATE_NAME, served
         self._length = pd.Timedelta(minutes=served.bundle.spec.market.bar_minutes)
         self._stream: GuardedStream | None = None
-        self._kept: pd.DataFrame | None = None
+        self._kept: dict[str, np.ndarray] = {}  # columns of the newest bars, at most two times RECENT_BARS
+        self._next: pd.Timestamp | None = None  # earliest start of the next bar
+        self._older = b""  # bars before the kept ones, for another bundle; compressed, so that a state is soon written
         self._answers: dict[str, str] = {}  # known_at -> answer in JSON
         self._read()
 
@@ -166,15 +170,13 @@ class Feed:
         with _reading_bars(), self._changing() as stream:
             position = self._next
             repeated = 0 if position is None else int(bars.index.searchsorted(position))
-            first, new = self._answers_again(bars.iloc[:repeated]), bars.iloc[repeated:]
+            first = self._answers_again(bars.iloc[:repeated]) if repeated else []
+            new = bars.iloc[repeated:] if repeated else bars
             answers: list[dict[str, Any]] = []
             if len(new):
-                answers = _to_answers(stream.push_checked(new, now=now))
-                kept = new if self._kept is None else pd.concat([self._kept, new])
-                self._kept = kept.iloc[-kept_bars(self._served.bundle) :]
-                oldest = kept.index[-RECENT_BARS:][0].isoformat()
-                self._answers = {known_at: one for known_at, one in self._answers.items() if known_at > oldest}
+                answers = _to_answers(stream.answer_bars(new, now))
                 self._answers |= {one["known_at"]: json.dumps(self._served.names | one) for one in answers}
+                self._keep(new)
                 if save:
                     self.save()
         position = self._next
@@ -206,13 +208,10 @@ class Feed:
 
     def save(self) -> None:
         """Write the state, whole or not at all."""
-        assert self._stream is not None and self._kept is not None
-        bars: dict[str, Any] = {"start": self._kept.index.as_unit("ns").asi8}
-        for name, column in self._kept.items():
-            values = column.to_numpy()
-            bars[str(name)] = values.tolist() if values.dtype == object else values
+        assert self._stream is not None
         state = {
-            "format": FORMAT, "bundle": self._served.id, "stream": self._stream.get_state(), "bars": bars,
+            "format": FORMAT, "bundle": self._served.id, "stream": self._stream.get_state(),
+            "bars": self._kept, "older": self._older,
             "answers": f"[{','.join(self._answers.values())}]".encode(),  # bytes: text would be escaped
         }  # fmt: skip
         write_state_file(self._path, state)
@@ -221,23 +220,36 @@ class Feed:
         """Forget what is not saved."""
         self._stream = None
 
-    @property
-    def _next(self) -> pd.Timestamp | None:
-        return None if self._kept is None else self._kept.index[-1] + self._length
+    def _keep(self, new: pd.DataFrame) -> None:
+        """Add bars to the kept ones; where these are too many, leave the newest, and those answers."""
+        self._kept, self._next = _join_columns(self._kept, _to_columns(new)), new.index[-1] + self._length
+        if len(self._kept["start"]) > 2 * RECENT_BARS:
+            older = {name: one[:-RECENT_BARS] for name, one in self._with_older(self._kept).items()}
+            most = max(kept_bars(self._served.bundle) - RECENT_BARS, 1)
+            self._older = zlib.compress(serialize_state({name: one[-most:] for name, one in older.items()}), 1)
+            self._kept = {name: one[-RECENT_BARS:] for name, one in self._kept.items()}
+            oldest = _to_bars(self._kept).index[0].isoformat()
+            self._answers = {known_at: one for known_at, one in self._answers.items() if known_at > oldest}
+
+    def _with_older(self, kept: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the bars before the kept ones, and these."""
+        try:
+            older = deserialize_state(zlib.decompress(self._older)) if self._older else {}
+        except zlib.error as error:
+            raise CheckpointError(_DAMAGED, where=self._path, got=error, next_step=_AGAIN) from error
+        return _join_columns(older, kept)
 
     def _answers_again(self, repeated: pd.DataFrame) -> list[dict[str, Any]]:
         """Return the first answers of bars that were pushed before. Raises BarsError for others at their time."""
-        if not len(repeated) or self._kept is None:
-            return []
-        recent = self._kept.iloc[-RECENT_BARS:]
-        known = recent[recent.index.isin(repeated.index)]
-        if not known.equals(repeated):
+        kept = _to_bars(self._kept)
+        known = kept[kept.index.isin(repeated.index)]
+        if not known.equals(_to_bars(_to_columns(repeated))):
             raise BarsError(
                 "Bars overlap with others that were pushed before", where="bars", got=f"a bar at {repeated.index[0]}",
-                wanted=f"one of the last {RECENT_BARS:,} with the same values, or bars from {self._next} on",
+                wanted=f"one of the last {len(kept):,} with the same values, or bars from {self._next} on",
                 next_step="push bars in time order, each once",
             )  # fmt: skip
-        before = self._kept.index[self._kept.index < repeated.index[0]][-1:] + self._length
+        before = kept.index[kept.index < repeated.index[0]][-1:] + self._length
         after = before[0].isoformat() if len(before) else ""
         until = (repeated.index[-1] + self._length).isoformat()
         found = [json.loads(one) for known_at, one in self._answers.items() if after < known_at <= until]
@@ -262,30 +274,49 @@ class Feed:
 
     def _read(self) -> None:
         """Take the stream from the disk, or with another bundle from the kept bars. Raises CheckpointError."""
-        self._kept, self._answers, self._stream = None, {}, None
+        self._kept, self._next, self._older, self._answers, self._stream = {}, None, b"", {}, None
         stream, replayed = GuardedStream(self._served.bundle, self._served.guard), False
         if files.is_file(self._path):
-            what, step = "The stored state of this feed is damaged", "delete this file, and push its history"
             try:
                 stored = read_state_file(self._path)
             except CheckpointError as error:
-                raise CheckpointError(what, where=self._path, got=error.got, next_step=step) from error
-            with refuse_damaged_content(CheckpointError, what, where=self._path, next_step=step):
+                raise CheckpointError(_DAMAGED, where=self._path, got=error.got, next_step=_AGAIN) from error
+            with refuse_damaged_content(CheckpointError, _DAMAGED, where=self._path, next_step=_AGAIN):
                 if stored["format"] != FORMAT:
                     raise ValueError(f"format {stored['format']}")
-                texts = {name: object if isinstance(one, list) else None for name, one in stored["bars"].items()}
-                columns = {name: np.asarray(one, texts[name]) for name, one in stored["bars"].items()}
-                start = pd.DatetimeIndex(columns.pop("start").view("M8[ns]"), tz="UTC", name="timestamp")
-                self._kept = pd.DataFrame(columns, index=start)
+                self._kept, self._older = stored["bars"], stored["older"]
+                every = _to_bars(self._with_older(self._kept))
+                self._next = every.index[-1] + self._length
                 self._answers = {one["known_at"]: json.dumps(one) for one in parse_json(stored["answers"])}
                 replayed = stored["bundle"] != self._served.id
                 if replayed:
-                    stream.push_checked(self._kept)
+                    stream.answer_bars(every)
                 else:
                     stream.load_state(stored["stream"])
         self._stream = stream
         if replayed:
             self.save()
+
+
+def _to_columns(bars: pd.DataFrame) -> dict[str, np.ndarray]:
+    """Return starts (UTC ns) and columns, as a state holds them: texts of contracts as NumPy's."""
+    columns = {str(name): one.to_numpy() for name, one in bars.items()}
+    texts = {name: one.astype(str) for name, one in columns.items() if one.dtype == object}
+    return {"start": bars.index.as_unit("ns").asi8} | columns | texts
+
+
+def _to_bars(columns: Mapping[str, np.ndarray]) -> pd.DataFrame:
+    start = pd.DatetimeIndex(columns["start"].view("M8[ns]"), tz="UTC", name="timestamp")
+    return pd.DataFrame({name: one for name, one in columns.items() if name != "start"}, start)
+
+
+def _join_columns(*parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the rows of all parts; NaN where a part has no such column."""
+    parts = tuple(filter(None, parts))
+    names = dict.fromkeys(name for one in parts for name in one)
+    return {
+        name: np.concatenate([one.get(name, np.full(len(one["start"]), np.nan)) for one in parts]) for name in names
+    }
 
 
 def kept_bars(bundle: Bundle) -> int:

@@ -12,6 +12,7 @@ import re
 import struct
 import sys
 from collections.abc import Callable
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -205,10 +206,17 @@ def _pack_dict(value: dict, path: str, entries: dict[str, _Entry], depth: int) -
 
 def _pack_array(array: np.ndarray, path: str, entries: dict[str, _Entry]) -> list:
     """Return [entry, dtype, shape]."""
-    if not _PLAIN_DTYPE.fullmatch(array.dtype.str) or array.dtype.itemsize == 0:
+    text, name = _dtype_texts(array.dtype)
+    if not text:
         raise _unsupported_type(path, f"an array of dtype {array.dtype}")
-    name = array.dtype.name if array.dtype.isnative else ""
-    return [_add_entry(array, path, entries, name, bool(_TRAINED.search(path))), array.dtype.str, list(array.shape)]
+    return [_add_entry(array, path, entries, name, bool(_TRAINED.search(path))), text, list(array.shape)]
+
+
+@lru_cache(maxsize=256)
+def _dtype_texts(dtype: np.dtype) -> tuple[str, str]:
+    """Return the text of a plain dtype, "" of another one, and its name, "" where it is not of this machine's order."""
+    plain = dtype.itemsize and _PLAIN_DTYPE.fullmatch(dtype.str)
+    return dtype.str if plain else "", dtype.name if dtype.isnative else ""
 
 
 def _add_entry(data: Any, path: str, entries: dict[str, _Entry], dtype: str, checked: bool = False) -> str:

@@ -144,6 +144,7 @@ from ml_factory.models.session_clock import SessionClock, class_shares
 from ml_factory.models.setting_names import parse_named_settings, parse_setting_value
 from ml_factory.models.tabular import early_stopping_round
 from ml_factory.notebook import NOTEBOOKS, draw_finished_notebooks, finish, markets, progress, show
+from ml_factory.notebook_panel import LiveCurves
 from ml_factory.notebook_parameters import PARAMETERS_TITLE, check_parameters, read_notebook_parameters
 from ml_factory.progress import progress_phase, report_progress_to
 from ml_factory.result import Result
@@ -202,12 +203,13 @@ from ml_factory.tracking.wandb_restore import replay_log_to_wandb, restore_from_
 from ml_factory.tracking.wandb_sync import PROJECT as WANDB_PROJECT
 from ml_factory.tracking.wandb_sync import RunSnapshot
 from ml_factory.training.spec import TrainSpec
-from ml_factory.workflows import evaluation, folds, search_barriers
+from ml_factory.workflows import evaluation, folds, plan, search_barriers
 from ml_factory.workflows.backtest import luck_sentence
 from ml_factory.workflows.build import DataUnderProof
 from ml_factory.workflows.export_data import export_data
+from ml_factory.workflows.plan import RESERVE_SECONDS, FitCost
 from ml_factory.workflows.prepared_dataset import fit_dataset_preprocessing, load_dataset
-from ml_factory.workflows.train import check_given_estimator
+from ml_factory.workflows.train import build_untrained_model, check_given_estimator
 from tests.small_data import SMALL_DATA, SMALL_DATA_WORDS
 
 if importlib.util.find_spec("torch"):  # `make matrix` has rows without it

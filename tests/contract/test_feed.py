@@ -8,7 +8,7 @@ import pytest
 
 from ml_factory import GuardedStream
 from ml_factory.errors import BarsError, CheckpointError, FileError
-from tests.contract.doors import RECENT_BARS, Feed, ServedBundle, kept_bars, to_table
+from tests.contract.doors import RECENT_BARS, Feed, ServedBundle, kept_bars, read_state_file, to_table
 from tests.contract.service import columns_of
 
 HISTORY = 6000
@@ -79,7 +79,7 @@ def test_feed_answers_each_recent_bar_again_after_restart_in_messages_of_any_siz
     assert found == whole["answers"][-len(found) :]
     reply = push(again, bars.iloc[place - 20 : place + 60])
     assert reply["repeated"] == 20 and 0 < reply["repeated_answers"] < len(reply["answers"])
-    for wrong in (bars.iloc[98:101], bars.iloc[place : place + 1].assign(high=lambda one: one["high"] + 1)):
+    for wrong in (made.bars.iloc[98:101], bars.iloc[place : place + 1].assign(high=lambda one: one["high"] + 1)):
         with pytest.raises(BarsError, match="Bars overlap"):
             push(again, wrong)
 
@@ -146,7 +146,14 @@ def test_feed_keeps_outcomes_over_restarts_and_says_why_it_remembers_none(booste
 def test_feed_with_damaged_state_names_its_file_and_begins_without_it(booster, filled, tmp_path):
     (path,) = tmp_path.iterdir()
     content = path.read_bytes()
-    for damaged in (content[:-10], b"", content.replace(b"ml_factory.feed/6", b"ml_factory.feed/9")):
+    older = read_state_file(path)["older"]  # compressed
+    assert len(older) > 1000
+    for damaged in (
+        content[:-10],
+        b"",
+        content.replace(older, older[:500] + bytes(9) + older[509:]),
+        content.replace(b"ml_factory.feed/7", b"ml_factory.feed/9"),
+    ):
         path.write_bytes(damaged)
         with pytest.raises(CheckpointError, match=r"state of this feed is damaged.*Next: delete this file"):
             Feed(tmp_path, booster)

@@ -4,7 +4,7 @@ import pytest
 
 from ml_factory.errors import NotPreparedError
 from ml_factory.storage.workspace import Workspace
-from tests.contract.doors import draw_finished_notebooks, finish, markets, progress
+from tests.contract.doors import LiveCurves, draw_finished_notebooks, finish, markets, progress
 
 
 def test_notebook_progress_and_markets_list_workspace_contents(tmp_path):
@@ -36,3 +36,11 @@ def test_notebook_finish_prints_written_sizes_and_next_notebook(tmp_path, capsys
     assert capsys.readouterr().out == "Answer: no edge found.\nNext: 01_data_pipeline.ipynb\n"
     with pytest.raises(NotPreparedError, match="absent"):
         finish([tmp_path / "b"])
+
+
+def test_training_without_a_screen_shows_one_line_an_epoch(capsys):
+    curves = LiveCurves()
+    for epoch in (1, 2):
+        curves(epoch, {"train_loss": 1.0 / epoch, "seconds": 3, "val_loss": None})
+    first, second = capsys.readouterr().out.splitlines()
+    assert "'epoch 1 · train_loss 1 · seconds 3" in first and "'epoch 2 · train_loss 0.5 · seconds 3" in second

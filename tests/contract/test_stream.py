@@ -39,7 +39,6 @@ def test_prediction_stream_restored_between_single_bars_equals_batch(bundle_file
     assert len(wanted) - len(got) <= 1  # the batch may give the last bar, which the feed has not closed
 
 
-@pytest.mark.soak  # the side alone, quickly: tests/targets/test_primary_rule.py
 def test_prediction_stream_of_meta_labels_restored_between_single_bars_equals_batch(prepared, tmp_path):
     labels = LabelSpec(kind="meta", primary="macd_12_26", primary_least=0.05, against=True)
     pipeline.prepare(prepared, "DEMO", (H,), settings=DataSpec(features=FeatureSpec(frames=(15,)), labels=labels))

@@ -4,12 +4,9 @@ import pytest
 
 from ml_factory import pipeline
 from ml_factory.errors import SettingsError
-from ml_factory.settings import make_run_settings
-from ml_factory.workflows import folds as folds_module
-from ml_factory.workflows import plan as plan_module
-from ml_factory.workflows.plan import RESERVE_SECONDS, FitCost
-from ml_factory.workflows.prepared_dataset import load_dataset
-from ml_factory.workflows.train import build_untrained_model
+from tests.contract.doors import RESERVE_SECONDS, FitCost, build_untrained_model, load_dataset, make_run_settings
+from tests.contract.doors import folds as folds_workflow
+from tests.contract.doors import plan as plan_workflow
 
 SMALL = {"xgboost": {"rounds": 40, "depth": 2}, "lstm": {"epochs": 2, "hidden": 4, "lookback": 8, "batch": 64}}
 
@@ -27,7 +24,7 @@ def costs(monkeypatch):
         rows = len(build_untrained_model(data, spec)[1])
         return FitCost(rows, dict(spec.settings)["rounds"], 60.0, 60.0, windowed=False)
 
-    monkeypatch.setattr(plan_module, "fit_cost", known)
+    monkeypatch.setattr(plan_workflow, "fit_cost", known)
 
 
 def plan(workspace, models, **more):
@@ -47,10 +44,10 @@ def test_fit_cost_is_a_line_through_two_short_fits_on_training_rows(data, name, 
         sizes.append(size)
         return 3.0 + 0.5 * (size[0] * size[1] if name == "lstm" else size[1])
 
-    monkeypatch.setattr(plan_module, "fit_seconds", known)
+    monkeypatch.setattr(plan_workflow, "fit_seconds", known)
     settings = SMALL[name] | ({"epochs": 20} if name == "lstm" else {})
     spec = make_run_settings("DEMO", 5, name, task="train", seed=0, quick=False, data="0", settings=settings)
-    cost = plan_module.fit_cost(data, spec)
+    cost = plan_workflow.fit_cost(data, spec)
     assert (cost.fixed, cost.slope) == (pytest.approx(3.0), pytest.approx(0.5)) and len(set(sizes)) == 2
     assert cost.rows <= len(build_untrained_model(data, spec)[1])
     assert sum(rows * times for rows, times in sizes[1:]) <= 0.2 * cost.rows * cost.iterations
@@ -60,7 +57,7 @@ def test_fit_cost_is_a_line_through_two_short_fits_on_training_rows(data, name, 
     ("minutes", "fits"), [(42, ["whole", "in part"]), (20, ["in part", "later"]), (90, ["whole"] * 2)]
 )
 def test_plan_of_short_session_says_what_fits(minutes, fits, prepared, data, costs, monkeypatch):
-    monkeypatch.setattr(plan_module, "expected_hours_left", lambda: (60 * minutes + RESERVE_SECONDS) / 3600)
+    monkeypatch.setattr(plan_workflow, "expected_hours_left", lambda: (60 * minutes + RESERVE_SECONDS) / 3600)
     settings = {"xgboost": {"rounds": 40}, "lightgbm": {"rounds": 45}}
     table = plan(prepared, ["lightgbm", "xgboost"], model_settings=settings).table
     assert table["fits"].tolist() == fits and list(table.index) == ["xgboost", "lightgbm"]
@@ -97,11 +94,11 @@ def test_plan_of_checkpointed_run_counts_remaining_minutes_only(prepared, data, 
 
 def test_plan_of_folds_counts_minutes_of_unfinished_folds(prepared, data, costs, monkeypatch):
     row = plan(prepared, ["xgboost"], tasks=["folds"], folds=3).table.loc["folds of xgboost"]
-    folds = folds_module.plan_folds(data, data.development_rows(), folds_module.FoldSchemeSpec(folds=3), 1)
+    folds = folds_workflow.plan_folds(data, data.development_rows(), folds_workflow.FoldSchemeSpec(folds=3), 1)
     learned = sum(0.85 * len(train) for train, _ in folds.folds)
     whole = len(data.splits["train"])
     assert row["minutes"] == pytest.approx(41 * learned / whole, abs=0.1)
-    seen, fit_inside = [], folds_module.fit_on_rows
+    seen, fit_inside = [], folds_workflow.fit_on_rows
 
     def killed(*asked, **options):
         seen.append(asked)
@@ -109,10 +106,10 @@ def test_plan_of_folds_counts_minutes_of_unfinished_folds(prepared, data, costs,
             raise KeyboardInterrupt
         return fit_inside(*asked, **options)
 
-    monkeypatch.setattr(folds_module, "fit_on_rows", killed)
+    monkeypatch.setattr(folds_workflow, "fit_on_rows", killed)
     with pytest.raises(KeyboardInterrupt):
         pipeline.cross_validate(prepared, "DEMO", 5, "xgboost", folds=3, model_settings=SMALL["xgboost"])
-    monkeypatch.setattr(folds_module, "fit_on_rows", fit_inside)
+    monkeypatch.setattr(folds_workflow, "fit_on_rows", fit_inside)
     left = plan(prepared, ["xgboost"], tasks=["folds"], folds=3).table.loc["folds of xgboost"]
     assert left["minutes"] == pytest.approx(row["minutes"] / 3, abs=0.1) and left["done_percent"] == 66.7
     pipeline.cross_validate(prepared, "DEMO", 5, "xgboost", folds=3, model_settings=SMALL["xgboost"])
