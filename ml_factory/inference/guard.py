@@ -261,6 +261,7 @@ class Guard:
         self.losses = np.array(state["losses"], np.float64).reshape(-1, 2)
         self._rows, self._last_mixed = int(state["rows"]), int(state["last_mixed"])
         self._jumps = [(0, str(state["jumped"]))]
+        self._known = {name: {} for name in _DRIFTING}
 
     def _chunk(self) -> BarChunk:
         """Return the bars of the tail."""

@@ -85,7 +85,7 @@ QUICK = ProofSpec(
     ahead=1_500,
     feed_pushes=48,
     feed_all=False,
-    fit_rows=2_000,
+    fit_rows=6_000,
     fit_splits=1,
 )
 

@@ -163,7 +163,8 @@ def compare(
     found = []
     for name in _columns_to_compare(got, wanted):
         one, two = got[name], wanted[name]
-        if isinstance(one.dtype, pd.CategoricalDtype) and one.dtype == two.dtype:
+        kinds = {type(one.dtype), type(two.dtype)}
+        if kinds == {pd.CategoricalDtype} and one.cat.categories.equals(two.cat.categories):
             one, two = one.cat.codes, two.cat.codes
         if len(wrong := _unequal_rows(_plain(one), _plain(two))):
             found.append(leak(str(name), len(wrong), _moment(at[wrong[0]])))

@@ -161,7 +161,7 @@ class DataUnderProof:
             first = np.searchsorted(bars.index.as_unit("ns").asi8, resample_bars(bars, market, minutes).start)
             ends = seeded_generator(spec.seed, "feed").permutation(first)[: spec.feed_pushes]
             return list(pairwise(np.unique([0, *ends, len(bars)]).tolist()))
-        longest = max(minutes, *self.settings.features.frames)
+        longest = max([minutes, *self.settings.features.frames])
         warm = max(FIRST_BARS["base"] * minutes, FIRST_BARS["coarse"] * longest) // market.bar_minutes
         cuts = choose_cut_points(
             bars, market.calendar, spec.feed_pushes // 3, seed=spec.seed, earliest=min(warm, len(bars) // 2),

@@ -115,6 +115,10 @@ def test_guarded_stream_of_single_bars_and_restored_equals_one_push(guarded, raw
     pd.testing.assert_frame_equal(pd.concat(pushed), wanted, check_exact=True, check_freq=False)
     assert doors.serialize_state(stream.get_state()["guard"]) == doors.serialize_state(whole.get_state()["guard"])
     assert stream.status() == whole.status()
+    used = guarded(**settings)
+    used.push(raw_bars.iloc[-7 - LAST : -7])
+    used.load_state(guarded(**settings).get_state())
+    pd.testing.assert_frame_equal(used.push(last), wanted, check_exact=True, check_freq=False)
     for reason in (*(reason for _, reason, _ in FAULTS.values()), "distributed otherwise"):
         assert wanted["reason"].str.contains(reason).any(), reason
 

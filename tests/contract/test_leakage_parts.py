@@ -102,6 +102,13 @@ def test_differences_compare_bits():
     assert (found.column, found.rows, pd.Timestamp(found.first_row).nanosecond) == ("b", 1, 2)
     (zero,) = doors.compare("a", rows([[-0.0, 1]]), rows([[0.0, 1]]), "it")
     assert zero.column == "a"
+    one, two = (
+        rows([[1, 2], [3, 4]]).assign(side=pd.Categorical(side, order))
+        for side, order in ((["x", "y"], ["x", "y"]), (["y", "x"], ["y", "x"]))
+    )
+    assert [leak.column for leak in doors.compare("a", one, two, "it")] == ["side"]
+    same = one.assign(side=pd.Categorical(list("xy"), list("yx")))
+    assert doors.compare("a", same, one, "it") == []
 
 
 def test_differences_of_a_row_that_is_there_twice_are_reported():

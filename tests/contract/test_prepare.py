@@ -207,6 +207,15 @@ def test_prepare_minute_rows_with_inferred_tick_is_certified(tmp_path):
     assert "FAILED" not in made.proof
 
 
+def test_prepare_of_labels_that_live_for_a_day_and_without_coarse_frames_is_certified(tmp_path):
+    """Purging takes as many rows before the training rows end as a label lives."""
+    place = Workspace(tmp_path)
+    doors.ensure_synthetic_demo_market(place, "DEMO", days=24)
+    labels = doors.LabelSpec(kind="direction", session_end="span")
+    settings = doors.DataSpec(labels=labels, features=doors.FeatureSpec(frames=(), families=("calendar",)))
+    assert "FAILED" not in pipeline.prepare(place, "DEMO", (300,), settings=settings).proof
+
+
 # ---- views -----------------------------------------------------------------------------------------------------------
 
 
