@@ -2,13 +2,23 @@
 
 import itertools
 import shutil
+import zlib
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from ml_factory import GuardedStream
 from ml_factory.errors import BarsError, CheckpointError, FileError
-from tests.contract.doors import RECENT_BARS, Feed, ServedBundle, kept_bars, read_state_file, to_table
+from tests.contract.doors import (
+    RECENT_BARS,
+    Feed,
+    ServedBundle,
+    deserialize_state,
+    kept_bars,
+    read_state_file,
+    to_table,
+)
 from tests.contract.service import columns_of
 
 HISTORY = 6000
@@ -141,6 +151,17 @@ def test_feed_keeps_outcomes_over_restarts_and_says_why_it_remembers_none(booste
     for moment in (moments[-1], moments[-1] + pd.Timedelta("1min"), moments[-1] - pd.Timedelta("2000D")):
         reply = again.add_outcome(moment, 1)  # given, no answer's, long ago
         assert not reply["remembered"] and reply["reason"].startswith("no answer of this moment waits for an outcome")
+
+
+def test_feed_keeps_the_newest_bars_without_a_hole(filled, made, tmp_path):
+    feed, bars = filled
+    for first in range(0, 2500, 500):
+        push(feed, bars.iloc[first : first + 500])
+    stored = read_state_file(next(tmp_path.iterdir()))
+    older = deserialize_state(zlib.decompress(stored["older"]))
+    kept = np.concatenate([older["close"], stored["bars"]["close"]])
+    assert len(stored["bars"]["close"]) >= RECENT_BARS
+    np.testing.assert_array_equal(kept, made.bars["close"].iloc[HISTORY + 2500 - len(kept) : HISTORY + 2500])
 
 
 def test_feed_with_damaged_state_names_its_file_and_begins_without_it(booster, filled, tmp_path):

@@ -63,7 +63,7 @@ def test_status_of_folds_counts_their_files_and_the_fit_in_the_next(workspace):
 
 @pytest.mark.parametrize("spec", [TRAIN, FOLDS, STACK], ids=["train", "folds", "stack"])
 def test_status_names_what_the_newest_other_run_differs_in(workspace, spec):
-    """Other code also changes the models that a stack is built on: it is not told as other settings."""
+    """Other code also changes the models that a stack is built on: it is not reported as other settings."""
     run = begun(workspace, spec)
     deeper = replace(spec, settings=(*spec.settings, ("depth", 4)))
     assert f"{run.run_id} is of other settings (depth as usual then, 4 now). Opens a new run" in line(workspace, deeper)
@@ -177,7 +177,7 @@ def test_train_with_run_of_other_settings_raises_else_resumes(often):
 
 
 def test_train_restarted_with_fresh_never_overwrites_longer_run(often):
-    """FRESH left on: a restart opens a run beside, and the one that had come furthest is still there."""
+    """FRESH left on: a restart opens another run, and the one that had come furthest is still there."""
     train(often, 5, fresh=True)
     longest = next((often.results / "DEMO").glob("train-*/run.json")).parent.name
     train(often, 1, fresh=True)
@@ -237,7 +237,7 @@ NETWORK = {"dropout": 0.0, "epochs": 2, "hidden": 8, "lookback": 6, "threads": 1
 
 
 def two_processes(root, model: str, settings: dict) -> tuple[dict, str]:
-    """What `torchrun --nproc-per-node 2 -m ml_factory train` prints: the facts, and what it says beside them."""
+    """What `torchrun --nproc-per-node 2 -m ml_factory train` prints: the facts, and what it says next to them."""
     given = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     words = ["--workspace", root, "--symbol", "DEMO", "--horizon", "5", "--model", model, "--quick", "--json", *given]
     start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m"]

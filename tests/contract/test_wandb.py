@@ -282,7 +282,7 @@ def test_try_restore_from_failing_service_warns_once_and_goes_offline(tmp_path, 
         snapshot = snapshot_of(manager, tmp_path)
         assert doors.try_restore_from_wandb("r", doors.ArtifactRegistry(tmp_path / "m"), ["model"], snapshot) == ""
     assert len(caplog.records) == 1 and "Nothing is restored" in caplog.text and KEY not in caplog.text
-    assert doors.wandb_mirror_mode("auto") == "offline"  # nobody waits for it again
+    assert doors.wandb_mirror_mode("auto") == "offline"  # nothing waits for it again
 
 
 def test_restore_artifact_of_torn_copy_or_with_file_name_that_is_a_path_raises(tmp_path, service):
