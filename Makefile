@@ -9,7 +9,7 @@ QUICK ?= 1
 JOBS ?= 2
 COLAB ?= dist/colab
 SPREAD := -n $(JOBS) --dist loadfile --no-loadscope-reorder --timeout 600
-BENCH ?= pipeline backtest boosters checkpoints training
+BENCH ?= pipeline backtest boosters checkpoints training export_data serving
 PART ?= slow contract notebooks peers browser dvc test-xla matrix
 
 switch = $(if $(filter-out 0 false no,$(1)),$(2))

@@ -1,14 +1,19 @@
-"""Run benchmarks one after the other, and print a table of the lines of each.
+"""Run benchmarks one after the other; print a table of the lines of each, then one of all ratios to peers.
 
 python -m benchmarks pipeline boosters [-- --rows 500000]    # make bench BENCH="pipeline boosters"
+
+A line's ratios are its numbers whose names have the word `times`, `by`, `share` or `overhead`.
 """
 
 import json
+import re
 import subprocess
 import sys
 from contextlib import suppress
 
 import pandas as pd
+
+RATIO = re.compile(r"(^|_)(times|by|share|overhead)(_|$)")
 
 
 def main() -> int:
@@ -28,6 +33,12 @@ def main() -> int:
     for bench, part in pd.DataFrame(lines, columns=None if lines else ["bench"]).groupby("bench", sort=False):
         shown = part.drop(columns="bench").dropna(axis=1, how="all")
         print(f"\n{bench}\n{shown.to_string(index=False, na_rep='')}")
+    print("\nratios")
+    for line in lines:
+        about = " ".join(str(value) for name, value in line.items() if isinstance(value, str) and name != "wanted")
+        for name, value in line.items():
+            if RATIO.search(name):
+                print(f"{about:60} {name:24} {value}  {line.get('wanted', line.get('limit', ''))}".rstrip())
     return 0
 
 

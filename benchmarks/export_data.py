@@ -24,7 +24,7 @@ import sqlalchemy
 
 from benchmarks.measure import in_turns, median_ratio, print_json, rated, times
 from ml_factory.workflows.export_data import export_data
-from tests.postgres_server import PostgresServer, postgres_server
+from tests.data.postgres_server import PostgresServer, postgres_server
 
 TABLE = """
 CREATE TABLE bars (symbol text, ts timestamptz, open float8, high float8, low float8, close float8, volume bigint,

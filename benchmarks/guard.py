@@ -32,7 +32,7 @@ from ml_factory import Bundle, GuardedStream, PredictionStream, Workspace, pipel
 from ml_factory.data.io import import_bars, read_bars_table
 from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.features.build import FeatureRows
-from ml_factory.inference.guard import Finding
+from ml_factory.inference.guard import GuardFinding
 from ml_factory.seeding import seeded_generator
 
 HORIZON, HISTORY, WITHIN = 5, 30_000, 500
@@ -49,12 +49,12 @@ class RecordedStream:
 
     def __init__(self, bundle: Bundle, labels: pd.DataFrame, state: dict | None = None, *, sharper: bool = False):
         self.stream, self._labels = GuardedStream(bundle), labels
-        self._found: list[list[Finding]] = []
+        self._found: list[list[GuardFinding]] = []
         if state:
             self.stream.load_state(state)
         find, predict = self.stream.guard.findings, self.stream.predict_rows
 
-        def record(*given: object) -> list[list[Finding]]:
+        def record(*given: object) -> list[list[GuardFinding]]:
             self._found = find(*given)
             return self._found
 

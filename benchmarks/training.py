@@ -100,6 +100,7 @@ def ways_to_gather(turns: int, rows: int, lookback: int, features: int, batch: i
     rng = np.random.default_rng(0)
     x_NF, last = torch.randn(rows, features), np.arange(lookback - 1, rows)
     ours, out, flat = Windows(x_NF, last, lookback), torch.empty(batch, lookback, features), x_NF.view(-1)
+    every_STF = x_NF.as_strided((len(last), lookback, features), (features, features, 1))
     y, w = rng.integers(0, 3, len(last)), rng.uniform(0.5, 2, len(last)).astype("f")
     order_RGB = rng.permutation(len(last))[: batch * ROUND * turns].reshape(-1, ROUND, batch)
     feed = BatchLoader(pick_device(TrainSpec(device="cpu")), [ours, y, w])
@@ -112,7 +113,7 @@ def ways_to_gather(turns: int, rows: int, lookback: int, features: int, batch: i
 
     def gathered() -> None:
         for positions in next(gathered_RGB):
-            ours.gather(positions, out=out)
+            torch.index_select(every_STF, 0, torch.from_numpy(positions), out=out)
 
     def loading(workers: int) -> Callable[[], None]:
         sliced, ours = Sliced(x_NF, last, lookback, y, w), {"num_workers": workers, "persistent_workers": workers > 0}

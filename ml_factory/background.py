@@ -18,23 +18,23 @@ class BackgroundThread:
 
     A job that fails is logged and stops no other job.
 
-    inline : run each job before `submit` returns, without a thread.
     """
 
-    def __init__(self, name: str, inline: bool = False):
-        self._name, self._inline, self._working = name, inline, False
+    def __init__(self, name: str):
+        self._name, self._working = name, False
         self._jobs: deque[Callable[[], object]] = deque()
         self._changed = threading.Condition()
 
     def submit(self, job: Callable[[], object]) -> None:
-        if self._inline:
-            job()
-            return
         with self._changed:
             self._jobs.append(job)
-            if not self._working:
-                self._working = True
-                threading.Thread(target=self._work, name=self._name, daemon=True).start()
+            if self._working:
+                return
+            self._working = True
+        try:
+            threading.Thread(target=self._work, name=self._name, daemon=True).start()
+        except RuntimeError:  # the process is ending, or has as many threads as it may have
+            self._work()
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until every job is finished; return False after `seconds`."""

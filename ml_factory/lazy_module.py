@@ -10,9 +10,9 @@ from ml_factory.errors import MissingPackageError
 # Package -> the extra of this library that installs it (requirements/EXTRA.txt).
 EXTRAS = {
     "torch": "train", "xgboost": "train", "lightgbm": "train", "catboost": "train",
-    "sklearn": "train", "matplotlib": "train", "jinja2": "train",
-    "papermill": "notebooks", "nbformat": "notebooks", "ipykernel": "notebooks", "ipywidgets": "notebooks",
-    "IPython": "notebooks", "wandb": "track", "gcsfs": "gs", "fsspec": "gs",
+    "sklearn": "train", "threadpoolctl": "train", "matplotlib": "train", "jinja2": "train",
+    "papermill": "notebooks", "ipykernel": "notebooks", "ipywidgets": "notebooks",
+    "IPython": "notebooks", "wandb": "track", "gcsfs": "gs",
     "onnx": "onnx", "onnxmltools": "onnx", "onnxscript": "onnx", "onnxruntime": "serve",
     **dict.fromkeys(("fastapi", "starlette", "uvicorn", "prometheus_client"), "serve"),
     "adbc_driver_postgresql": "database",

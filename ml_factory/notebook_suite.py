@@ -52,11 +52,10 @@ def find_suite_notebook(name: str) -> Path:
     raise SettingsError("No such notebook", where="notebook", got=repr(name), next_step=did_you_mean(wanted, known))
 
 
-def run_suite_notebook(path: Path, out: Path, given: Mapping[str, str], *, folder: Path | None = None) -> Path:
+def run_suite_notebook(path: Path, out: Path, given: Mapping[str, str]) -> Path:
     """Check names and types of the parameters, then run the notebook headless; `out` is the executed copy.
 
     given : parameter -> text, as on a command line.
-    folder : working folder of the kernel; the notebook's own by default.
 
     Raises SettingsError before anything runs, a FactoryError naming the cell that failed.
     """
@@ -65,7 +64,7 @@ def run_suite_notebook(path: Path, out: Path, given: Mapping[str, str], *, folde
     logging.getLogger("papermill").setLevel(logging.ERROR)
     try:
         papermill.execute_notebook(
-            path, out, parameters=values, cwd=folder or path.parent, progress_bar=False, log_output=False,
+            path, out, parameters=values, cwd=path.parent, progress_bar=False, log_output=False,
             kernel_name="python3", extra_arguments=["--IPKernelApp.log_level=50"],  # hides the kernel's log
         )  # fmt: skip
     except papermill.PapermillExecutionError as error:

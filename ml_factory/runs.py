@@ -13,6 +13,7 @@ from typing import Any
 
 from ml_factory.argument_checks import check_artifact_source, check_seed
 from ml_factory.checkpoints.compute_session import is_session_ending
+from ml_factory.checkpoints.latest_training import checkpoint_history
 from ml_factory.checkpoints.manager import CheckpointManager, PhaseCheckpoints
 from ml_factory.code_fingerprint import code_commit
 from ml_factory.errors import NotPreparedError, SettingsError, did_you_mean
@@ -102,7 +103,7 @@ class RunOptions:
     fresh : open a new run; the one that is there stays.
     run : id of the run to resume; refused when its settings, data or code differ.
     source : "wandb" loads finished models from W&B, "registry" asks there only for what the workspace lacks.
-    mirror : Weights & Biases: "auto", "online", "offline" or "off".
+    mirror : Weights & Biases: "auto" (online where there is a key), "offline" or "off".
     uncertified : accept data that has no certificate.
     on_status : called with one line before the work: what was found, and what is done now.
     """
@@ -170,19 +171,12 @@ class FitCheckpoints:
 
     def save(self, state: Mapping, metrics: Mapping | None = None, force: bool = False) -> dict | None:
         """Save when it is due, or with `force`; None when nothing was saved."""
-        if not force and not self.due():
-            return None
         if self._tracker is not None:
             self._tracker.flush()
         carried = {"machine": self._machine, "elsewhere": self.machine_differences, **self._trained_on}
         return self._phase.save(
             {**state, "carried": carried}, metrics={**(metrics or {}), **_fit_progress(state)}, force=force
         )
-
-
-def checkpoint_history(state: Mapping) -> list[dict]:
-    """Return the history of finished epochs or blocks in the state of a fit's checkpoint."""
-    return list(state["history"] if "history" in state else state["memory"]["history"])
 
 
 def history_log_steps(history: Sequence[dict]) -> list[tuple[int, dict]]:

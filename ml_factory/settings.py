@@ -1,4 +1,4 @@
-"""Settings of an experiment: data, runs and QUICK limits; as JSON, and as a fingerprint."""
+"""Settings of data and runs, and QUICK limits; as JSON, and as a fingerprint."""
 
 import json
 import math
@@ -65,7 +65,7 @@ class DataSpec:
             if not isinstance(one, SearchedLabelSpec):
                 raise SettingsError(
                     "Not a searched label spec", where="DataSpec.searched", got=repr(one),
-                    wanted="SearchedLabels", next_step="give names and files to prepare(searched=…) instead",
+                    wanted="SearchedLabelSpec", next_step="give names and files to prepare(searched=…) instead",
                 )  # fmt: skip
         object.__setattr__(self, "searched", tuple(sorted(found, key=lambda one: one.labels.horizon)))
         if self.searched and self.labels.kind != "triple_barrier":
@@ -191,7 +191,7 @@ class RunSettings:
 def make_run_settings(
     symbol: str, horizon: int, model: str, *, task: str, seed: int, quick: bool, data: str, settings: Mapping | None
 ) -> RunSettings:
-    """Return the RunSpec with the model's QUICK limits under the user's own settings."""
+    """Return the settings of a run with the model's QUICK limits under the user's own settings."""
     limits = QuickLimits().settings_for(find_model_spec(model).family) if quick else {}
     settings_of_run = tuple(sorted(to_json_value(limits | registered_model_settings(model, settings or {})).items()))
     return RunSettings(symbol, check_horizon(horizon), model, task, check_seed(seed), quick, data, settings_of_run)

@@ -13,7 +13,7 @@ class InterruptingPhase:
     def due(self):
         return True
 
-    def due_in(self):
+    def due_in(self, pause=0.0):
         return 0.0
 
     def save(self, state, metrics=None, force=False):

@@ -20,7 +20,7 @@ from ml_factory.data.synthetic import ensure_synthetic_demo_market
 from ml_factory.notebook import NOTEBOOKS
 from ml_factory.storage.workspace import Workspace
 from tests.notebook_lint import FOLDER, ROOT, owner_and_ref
-from tests.test_notebook_bootstrap import git
+from tests.utils.test_notebook_bootstrap import git
 
 pytestmark = [pytest.mark.notebooks, pytest.mark.slow]
 CARRIED = ("ml_factory", "utils", "requirements", "requirements.txt", "pyproject.toml")
@@ -86,10 +86,6 @@ def texts(notebook: Path) -> Iterator[str]:
     for cell in nbformat.read(notebook, 4).cells:
         if cell.cell_type == "code":
             yield "".join(output.get("text", "") for output in cell.outputs)
-
-
-def cell_ids(notebook: Path) -> list[str]:
-    return [cell.id for cell in nbformat.read(notebook, 4).cells]
 
 
 def pictures(notebook: Path) -> int:

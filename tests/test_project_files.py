@@ -1,5 +1,8 @@
-"""Versions, pinned actions and hooks in the files that GitHub, PyPI and pre-commit read."""
+"""Versions, pinned actions and hooks of the project's files; badges, verbs and links of its pages."""
 
+import ast
+import importlib
+import json
 import re
 import subprocess
 import tomllib
@@ -9,8 +12,13 @@ import pytest
 import yaml
 
 import ml_factory
+from ml_factory import cli
+from ml_factory.models.registry import available_models
+from ml_factory.notebook import NOTEBOOKS
+from tests.notebook_lint import FOLDER, ROOT, owner_and_ref, source_of
 
-ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 TABLE = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
@@ -60,3 +68,54 @@ def test_make_with_quotes_in_a_value_runs_nothing_of_it(target, variables, quote
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert not (tmp_path / "ran").exists() and "Traceback" not in done.stderr
     assert done.returncode == 0, done.stderr
+
+
+def test_readme_notebook_rows_match_question_minutes_and_badge():
+    slug, _ = owner_and_ref()
+    for name in NOTEBOOKS:
+        head = source_of(json.loads((FOLDER / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"][0])
+        row = next(line for line in README.splitlines() if line.startswith(f"| [{name}](colab_notebooks/{name}.ipynb)"))
+        _, _, question, minutes, badge, _ = (part.strip() for part in row.split("|"))
+        assert f"**Question.** {question}\n" in head
+        assert re.search(rf"\*\*Minutes\*\* {re.escape(minutes)}(?![\w]| to)", head), name
+        assert f"https://colab.research.google.com/github/{slug}/blob/main/colab_notebooks/{name}.ipynb" in badge
+
+
+def test_guide_verbs_and_models_match_cli_and_registry():
+    reported = set(re.findall(r"^python -m ml_factory ([a-z-]+)", GUIDE, re.MULTILINE))
+    assert set(cli.verbs()) - {"tpu"} <= reported
+    models = re.search(r"Models: (.*?)\.\n", GUIDE, re.DOTALL).group(1)
+    assert re.findall(r"`(\w+)`", models) == available_models()
+
+
+def test_markdown_links_and_make_targets_exist():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        links = re.findall(r"\]\(([^)#:\s]+)\)", text)
+        assert [link for link in links if not (path.parent / Path(link)).exists()] == [], path
+        assert set(re.findall(r"`make ([a-z-]+)", text)) <= targets, path
+
+
+def test_markdown_anchors_match_headings():
+    for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
+        for link, anchor in re.findall(r"\]\(([^)#:\s]*)#([\w-]+)\)", path.read_text(encoding="utf-8")):
+            page = (path.parent / link if link else path).read_text(encoding="utf-8")
+            headings = re.findall(r"^#+ (.*)$", page, re.MULTILINE)
+            assert anchor in [re.sub(r"[^\w -]", "", text).lower().replace(" ", "-") for text in headings], (
+                path,
+                anchor,
+            )
+
+
+def test_guide_python_blocks_import_existing_names():
+    for block in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("ml_factory"):
+                module = importlib.import_module(node.module)
+                assert [item.name for item in node.names if not hasattr(module, item.name)] == [], node.module
+
+
+@pytest.mark.parametrize(("name", "most"), [("README.md", 110), ("CONTRIBUTING.md", 60), ("CHANGELOG.md", 60)])
+def test_project_pages_stay_within_line_limits(name, most):
+    assert len((ROOT / name).read_text(encoding="utf-8").splitlines()) <= most

@@ -15,9 +15,10 @@ import psutil
 import pytest
 
 from ml_factory import pipeline
+from ml_factory.checkpoints.latest_training import checkpoint_history
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.data.synthetic import ensure_synthetic_demo_market
-from ml_factory.runs import checkpoint_history, progress_words
+from ml_factory.runs import progress_words
 from ml_factory.storage.workspace import Workspace
 from tests.tracking.metrics_table import read_log
 

@@ -9,7 +9,6 @@ before any package is installed.
 
 import contextlib
 import dataclasses
-import functools
 import getpass
 import importlib
 import io
@@ -178,24 +177,6 @@ def mount_drive(mountpoint: "str | os.PathLike | None" = None) -> str:
     except WorkspaceError as error:
         return f"{mountpoint} does not answer after mounting: {error.got}"
     return "" if mounted else f"{mountpoint / 'MyDrive'} is missing after mounting"
-
-
-def safe_stop(seconds: float = 300, logs=()) -> bool:
-    """Wait for the checkpoints, write the logs, and on Colab flush Drive, before this machine is given back.
-
-    Flushing also unmounts Drive (there is no call that only flushes). Prints each checkpoint's status and the result;
-    returns True when all is safe.
-
-    Parameters
-    ----------
-    seconds : time for everything; on expiry nothing is confirmed.
-    logs : callables that write their logs.
-    """
-    flush = None
-    if workspaces.on_colab():
-        unmount = importlib.import_module("google.colab.drive").flush_and_unmount
-        flush = functools.partial(unmount, timeout_ms=int(1000 * seconds))
-    return importlib.import_module("ml_factory.checkpoints.safe_stop").safe_stop(seconds, logs=logs, flush=flush)
 
 
 def _mount_state(mountpoint: Path) -> str:

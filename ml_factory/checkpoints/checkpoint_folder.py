@@ -23,8 +23,9 @@ from ml_factory.checkpoints.checkpoint_file import (
 )
 from ml_factory.errors import CheckpointError, FactoryError, WorkspaceError
 from ml_factory.storage.files import files
-from ml_factory.storage.mirror import LEASES, open_mirror, opened_mirror, verify_fetched
+from ml_factory.storage.mirror import open_mirror, opened_mirror, verify_fetched
 from ml_factory.storage.mounts import mount_of
+from ml_factory.storage.remote import LEASES
 
 _MIN_KEPT = 2
 _FILE = re.compile(r"(.+)\.(\d+)\.ckpt")

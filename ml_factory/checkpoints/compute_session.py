@@ -43,7 +43,10 @@ def configured_hours_remaining(tier: str | None = None, limit_hours: float | Non
     tier = str(tier or os.environ.get("ML_FACTORY_COLAB_TIER") or "free").lower()
     if given is None and tier not in TIER_HOURS:
         raise SettingsError(
-            "Unknown Colab tier", where="tier", got=repr(tier), next_step=did_you_mean(tier, TIER_HOURS)
+            "Unknown Colab tier",
+            where="tier, or ML_FACTORY_COLAB_TIER",
+            got=repr(tier),
+            next_step=did_you_mean(tier, TIER_HOURS),
         )
     if given is None and not on_colab():
         return math.inf
@@ -78,6 +81,7 @@ def _positive_hours(value: object) -> float:
         hours = math.nan
     if not hours > 0:
         raise SettingsError(
-            "Not a length of a session", where="limit_hours", got=repr(value), wanted="hours above 0, such as 12"
-        )
+            "Not a length of a session", where="limit_hours, or ML_FACTORY_SESSION_HOURS", got=repr(value),
+            wanted="hours above 0, such as 12",
+        )  # fmt: skip
     return hours

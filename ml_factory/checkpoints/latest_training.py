@@ -6,6 +6,7 @@ is found in the registry: model, last epoch and history are the same there.
 
 import importlib
 import logging
+from collections.abc import Mapping
 
 from ml_factory.checkpoints.checkpoint_folder import CheckpointFolder
 from ml_factory.errors import CheckpointError
@@ -66,9 +67,14 @@ def _from_files(folder: CheckpointFolder, phase: str, run: str) -> dict | None:
         return None
     state, trained_on = found["state"], found["state"].get("carried", {}).get("trained_on", {})
     models = importlib.import_module(_MODELS)
-    history = state["history"] if "history" in state else state["memory"]["history"]
-    state = {**state, "model_state": models.model_state_from_checkpoint(state, trained_on), "epoch": len(history)}
+    model_state, epoch = models.model_state_from_checkpoint(state, trained_on), len(checkpoint_history(state))
+    state = {**state, "model_state": model_state, "epoch": epoch}
     return {**found, "state": state, "symbol": trained_on.get("symbol"), "horizon": trained_on.get("horizon")}
+
+
+def checkpoint_history(state: Mapping) -> list[dict]:
+    """Return the history of finished epochs or blocks in the state of a fit's checkpoint."""
+    return list(state["history"] if "history" in state else state["memory"]["history"])
 
 
 def _from_artifact(artifact: Artifact, phase: str) -> dict | None:

@@ -25,7 +25,7 @@ from ml_factory.checkpoints.latest_training import latest_training_checkpoint
 from ml_factory.checkpoints.lease import RENEW_SECONDS, LeaseTakenOverError, PhaseLease
 from ml_factory.checkpoints.schedule import SaveTimer, reserved_save_seconds
 from ml_factory.checkpoints.stop_signals import stop
-from ml_factory.errors import CheckpointError, FactoryError, SessionOverError, SettingsError, WorkspaceError
+from ml_factory.errors import CheckpointError, SessionOverError, SettingsError, WorkspaceError
 from ml_factory.process_identity import process_id
 from ml_factory.redaction import redact_secrets
 from ml_factory.storage.files import files
@@ -79,9 +79,12 @@ class PhaseCheckpoints:
         """Return True when a save that is not forced would happen now. Cheap: called at every step boundary."""
         return self.due_in() == 0.0
 
-    def due_in(self) -> float:
-        """Return the seconds until a save that is not forced would happen, if nothing ends the session before."""
-        return 0.0 if self.lease.taken_over is not None or self._is_stopping() else self._timer.due_in()
+    def due_in(self, pause: float = 0.0) -> float:
+        """Return the seconds until a save that is not forced would happen, if nothing ends the session before.
+
+        pause : least seconds between two saves, unless the disk refused the one before or the session ends.
+        """
+        return 0.0 if self.lease.taken_over is not None or self._is_stopping() else self._timer.due_in(pause)
 
     def _is_stopping(self) -> bool:
         """Return True after a signal, or when the session is about to end: the next step then saves."""
@@ -112,7 +115,7 @@ class PhaseCheckpoints:
         self._check_taken_over()
         if self._is_stopping():
             self._end_work(saved)
-        return None if saved["status"] == REFUSED else saved
+        return saved
 
     def _write(
         self, info: dict, copy: tuple[dict, memoryview], pauses: tuple[float | None, ...], saved: dict, began: float
@@ -172,7 +175,7 @@ class PhaseCheckpoints:
             raise self.lease.taken_over
 
     def _end_work(self, saved: dict) -> None:
-        """Wait for the upload as long as the session allows; then re-send the signal, or raise SessionOver."""
+        """Wait for the upload as long as the session allows; then re-send the signal, or raise SessionOverError."""
         self._writer.wait()
         stopping = stop.requested is not None
         self.folder.wait(_END_SECONDS if stopping else reserved_save_seconds(self._save_seconds()))
@@ -289,11 +292,9 @@ class CheckpointManager:
     keep_last : number of checkpoints kept of each phase, at least two; the best one is kept in addition.
     run : name of the run, usually a fingerprint; a run never loads another run's checkpoint. Without one,
         `load_latest_checkpoint` finds the newest that any training of this workspace saved.
-    background : `save_checkpoint` returns when the values are copied in memory, and a thread writes them; otherwise
-        they are on the disk when it returns.
     ending : returns True when the session is about to end, given the seconds until a save is in the workspace (on the
-        mount, if there is one); called at every step boundary. The state is then saved once more, and SessionOver ends
-        the work.
+        mount, if there is one); called at every step boundary. The state is then saved once more, and
+        SessionOverError ends the work.
     clock : monotonic seconds.
     during_training : `run` is a training's: its checkpoints are read, and saves made here are stored separately, so
         that the training resumes from its own.
@@ -305,7 +306,7 @@ class CheckpointManager:
 
     def __init__(
         self, folder: str | os.PathLike, auto_save_minutes: float = 30, keep_last: int = 3, run: str = NO_RUN, *,
-        background: bool = True, ending: Callable[[float], bool] = lambda save_seconds: False,
+        ending: Callable[[float], bool] = lambda save_seconds: False,
         clock: Callable[[], float] = time.monotonic, during_training: bool = False,
     ):  # fmt: skip
         if not auto_save_minutes >= 0:
@@ -321,7 +322,7 @@ class CheckpointManager:
         self.pages: list[np.ndarray] = []
         self._warned = False  # of an unfitted model
         self.folder = CheckpointFolder(folder, keep_last)
-        self.writer = BackgroundThread("checkpoint", inline=not background)
+        self.writer = BackgroundThread("checkpoint")
         self._process = process_id()
         self._stop_beating: threading.Event | None = None
         _open.add(self)
@@ -336,11 +337,12 @@ class CheckpointManager:
         """Save when a save is due, or always with `force`. After SIGTERM or SIGINT the save is made at once,
         and the process ends.
 
-        The values are those of this moment: on return the caller may overwrite or free everything.
+        The values are those of this moment: on return the caller may overwrite or free everything; a thread writes
+        them (`wait`).
 
-        Returns the description of the save (run, phase, saved_at, metrics, status; once written also sequence, path,
-        bytes, hash), or None when it is not due yet or the disk refused: then a warning is logged and the earlier
-        checkpoints stand.
+        Returns None when no save is due, else the description of the save: run, phase, saved_at, metrics, status; once
+        written also sequence, path, bytes, hash. Where the disk refuses, its status is "not saved", a warning is
+        logged, the earlier checkpoints stand, and the next save is due in seconds.
         Raises CheckpointError for a state that cannot be saved (NonFiniteError where a weight is not finite), or when
         another process owns this run and phase.
         """
@@ -379,11 +381,6 @@ class CheckpointManager:
         """
         return self.writer.wait(seconds) and self.folder.wait(seconds)
 
-    @property
-    def last_saves(self) -> list[dict]:
-        """Descriptions of the last save of each phase."""
-        return [phase.last_save for phase in self._phases.values() if phase.last_save is not None]
-
     def close(self, seconds: float = _UPLOAD_SECONDS) -> None:
         """Finish the writes and release the run for other processes; wait `seconds` for the uploads. What the workspace
         does not accept in time stays on the local disk, and the next session uploads it. No effect in a forked process.
@@ -416,7 +413,7 @@ class CheckpointManager:
     def _beat(self, stopped: threading.Event) -> None:
         while not stopped.wait(RENEW_SECONDS):
             for phase in list(self._phases.values()):
-                with suppress(FactoryError):
+                with suppress(Exception):  # a thread that ends here would hand the work over
                     phase.beat()
 
     def is_forked(self) -> bool:
@@ -450,7 +447,8 @@ def open_checkpoint_managers() -> list[CheckpointManager]:
 
 def _at_exit() -> None:
     for manager in open_checkpoint_managers():
-        manager.writer.wait(_END_SECONDS)
+        if manager.writer.wait(_END_SECONDS):
+            manager.close(_END_SECONDS)
 
 
 atexit.register(_at_exit)

@@ -23,20 +23,23 @@ class SaveTimer:
     """
 
     def __init__(self, interval: float, clock: Callable[[], float] = time.monotonic):
-        self._interval, self._clock = interval, clock
+        self._interval, self._clock, self._began = interval, clock, clock()
         self._first_interval = min(_YOUNG_SECONDS, interval)
         self._first_save: float | None = None
         self._last_save: float | None = None
         self._retry_at = math.inf
 
-    def due_in(self) -> float:
-        """Return the seconds until a save is due, 0 when it is; the first is due at once."""
+    def due_in(self, pause: float = 0.0) -> float:
+        """Return the seconds until a save is due, 0 when it is; the first is due at once.
+
+        pause : least seconds after the last save, before the first one after the timer was made.
+        """
         if self._last_save is None:
-            return 0.0
+            return max(0.0, self._began + pause - self._clock())
         next_save = self._last_save + self._first_interval
         if self._first_save is not None and next_save >= self._first_save + self._interval:  # no longer young by then
             next_save = self._last_save + self._interval
-        return max(0.0, min(next_save, self._retry_at) - self._clock())
+        return max(0.0, min(max(next_save, self._last_save + pause), self._retry_at) - self._clock())
 
     def record_save(self) -> None:
         """Record that a save was handed over now; whether a disk takes it is recorded later."""

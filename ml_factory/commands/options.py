@@ -28,7 +28,7 @@ def _check_horizons(_: object, given: int | Sequence[int]) -> None:
 
 
 Texts = tuple[str, ...]
-HORIZON_HELP = "Bars of the 5-minute frame until the vertical barrier."
+HORIZON_HELP = "Bars of the base frame (5 minutes, or as prepared) until the vertical barrier."
 Horizon = Annotated[int, Parameter(help=HORIZON_HELP, validator=_check_horizons)]
 Horizons = Annotated[tuple[int, ...], Parameter("--horizon", help="Several times.", validator=_check_horizons)]
 Model = Annotated[str, Parameter(help="One of " + ", ".join(available_models()) + ".")]
@@ -38,7 +38,7 @@ Folds = Annotated[int, Parameter(help="Number of test blocks, or of blocks to co
 Seed = Annotated[int, Parameter(help="Same seed, same data, same result.", validator=lambda _, seed: check_seed(seed))]
 Quick = Annotated[bool, Parameter(help="Limit training (never data or labels).")]
 Fresh = Annotated[bool, Parameter(help="Open a new run; the old one stays.")]
-Run = Annotated[str, Parameter(help="Id of the run whose model; empty: the newest.")]
+RunId = Annotated[str, Parameter(help="Id of the run whose model; empty: the newest.")]
 OwnModules = Annotated[
     Texts,
     Parameter("--import", help="Module or .py file that defines features or networks of your own. It is run. "
@@ -49,7 +49,7 @@ CONFIG_HELP = "TOML or JSON with values by option, which typed ones replace; tab
 Config = Annotated[Path | None, Parameter("--config", help=CONFIG_HELP)]  # the command line puts in what the file holds
 Setting = Annotated[
     Texts,
-    Parameter("--set", help="NAME=VALUE, or MODEL.NAME=VALUE of one of several, such as batch_size=64. Several times."),
+    Parameter("--set", help="NAME=VALUE, such as batch_size=64; for one of several models MODEL.NAME=VALUE."),
 ]
 
 

@@ -31,8 +31,8 @@ from ml_factory.commands.options import (
     Models,
     Place,
     Quick,
-    Run,
     RunFlags,
+    RunId,
     Seed,
     Setting,
     Texts,
@@ -43,7 +43,6 @@ from ml_factory.commands.options import (
 from ml_factory.errors import SettingsError
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.registry import available_models, split_settings_by_model
-from ml_factory.process_identity import process_rank
 from ml_factory.storage.files import files
 from ml_factory.storage.workspace import check_symbol
 
@@ -186,14 +185,13 @@ def train(
 ) -> None:
     """Train, resume, or load the finished run. Example: `python -m ml_factory train --symbol MES --model lstm`"""
     place = market.open()
-    further = process_rank() > 0  # of several processes rank 0 prints
     settings = parse_settings(run.setting)
     with cli_training_progress(model) as on_epoch:
         result = pipeline.train(
             place, market.symbol, horizon, model, model_settings=settings, callbacks=(on_epoch,),
             **run.pipeline_arguments(),
         )  # fmt: skip
-    if not further:
+    if result is not None:  # of several processes rank 0 prints
         print_cli_result(result, market.as_json)
 
 
@@ -272,7 +270,7 @@ def leaderboard(*, place: Place = Place(), symbol: Texts = (), horizon: Horizons
 
 
 def backtest(
-    *, market: FeatureMarket = FeatureMarket(), horizon: Horizon = 20, model: Finished = "xgboost", run: Run = "",
+    *, market: FeatureMarket = FeatureMarket(), horizon: Horizon = 20, model: Finished = "xgboost", run: RunId = "",
     contracts: str | None = None, spread: float = 1.0, slippage: float = 0.5, least_edge: float | None = None,
     daily_loss_limit: float | None = None, overnight: bool = False,
 ) -> None:  # fmt: skip
@@ -319,7 +317,7 @@ def plan(
 
 def predict(
     *, market: FeatureMarket = FeatureMarket(), file: BarFile = BarFile(), horizon: Horizon = 20,
-    model: Finished = "xgboost", out: Path | None = None, run: Run = "",
+    model: Finished = "xgboost", out: Path | None = None, run: RunId = "",
     all_rows: Annotated[bool, Parameter("--all")] = False,
 ) -> None:  # fmt: skip
     """Predict out of sample, as Parquet. Example: `python -m ml_factory predict --symbol MES --model stack`
@@ -337,7 +335,7 @@ def predict(
 
 def export(
     *, market: FeatureMarket = FeatureMarket(), horizon: Horizon = 20, model: Finished = "xgboost",
-    formats: Annotated[Texts, Parameter("--format")] = (), out: Path | None = None, run: Run = "",
+    formats: Annotated[Texts, Parameter("--format")] = (), out: Path | None = None, run: RunId = "",
 ) -> None:  # fmt: skip
     """Export a finished model for use elsewhere. Example: `python -m ml_factory export --symbol MES --model stack`
 

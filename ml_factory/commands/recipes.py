@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from ml_factory.argument_checks import check_file_exists, check_seed
+from ml_factory.argument_checks import check_file_exists
 from ml_factory.cli_output import cli_progress_bars, print_json, print_status, stderr_console
 from ml_factory.commands.options import AT_LEAST_0, AT_LEAST_1, Fresh, Json, Place, Seed
 from ml_factory.errors import SettingsError
@@ -113,7 +113,7 @@ def resnet50(
     check_packages_installed("torch", "torchvision", "webdataset", "PIL", "tensorboardX")
     training = spec_file.TrainSpec(
         epochs=num_epochs, batch=batch_size, eval_batch=test_set_batch_size, lr=lr, weight_decay=weight_decay,
-        warmup=warmup, patience=0, seed=check_seed(seed), device=device, precision=_precision(precision),
+        warmup=warmup, patience=0, seed=seed, device=device, precision=_precision(precision),
         threads=threads, log_steps=log_steps,
     )  # fmt: skip
     with cli_progress_bars("training resnet50"):
@@ -273,7 +273,7 @@ def t5(
     check_packages_installed("torch", "transformers", "tokenizers", "sklearn", "matplotlib")
     training = spec_file.TrainSpec(
         epochs=num_epochs, batch=batch_size, accumulate=accumulate, lr=learning_rate, weight_decay=weight_decay,
-        warmup=warmup, patience=patience, seed=check_seed(seed), device=device, precision=_precision(precision),
+        warmup=warmup, patience=patience, seed=seed, device=device, precision=_precision(precision),
         recompute=gradient_checkpointing, threads=threads, save_seconds=save_seconds,
     )  # fmt: skip
     with cli_progress_bars("training t5"):

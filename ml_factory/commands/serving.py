@@ -19,17 +19,18 @@ from ml_factory.interrupt import Interrupted
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.setting_names import parse_setting_value
 
-server = LazyModule("ml_factory.serving.app")
+app = LazyModule("ml_factory.serving.app")
 following = LazyModule("ml_factory.serving.follow")
 guard_settings = LazyModule("ml_factory.inference.guard")
-served_bundle = LazyModule("ml_factory.serving.feed")
+feed = LazyModule("ml_factory.serving.feed")
 POLL_SECONDS = 0.5
+_HOST, _PORT = "127.0.0.1", 8000
 
 
 def serve(
     bundle: Annotated[list[Path], Parameter(negative=())], *, own_modules: OwnModules = (), state: Path | None = None,
-    follow: Path | None = None, no_clock: bool = False, guard: Texts = (), host: str = "127.0.0.1",
-    port: Annotated[int, Parameter(validator=Number(gte=0, lte=65535))] = 8000, no_key: bool = False,
+    follow: Path | None = None, no_clock: bool = False, guard: Texts = (), host: str = _HOST,
+    port: Annotated[int, Parameter(validator=Number(gte=0, lte=65535))] = _PORT, no_key: bool = False,
     as_json: Annotated[bool, Parameter("--json")] = False, config: Config = None,
 ) -> None:  # fmt: skip
     """Answer requests with bundles. Example: `python -m ml_factory serve DEMO-h20-xgboost.bundle`
@@ -47,13 +48,18 @@ def serve(
     """
     for path in bundle:
         check_file_exists(path, "the file of a bundle", "python -m ml_factory export writes one from the workspace")
+    if no_clock if follow is None else (host, port, no_key) != (_HOST, _PORT, False):
+        raise SettingsError(
+            "These options do not belong together", where="--follow", got=follow or "none, with --no-clock",
+            wanted="--no-clock with --follow; --host, --port and --no-key without", next_step="leave one out",
+        )  # fmt: skip
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that share one row wait for each other
     import_own_modules(own_modules)
     guarded = _parse_guard(guard)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that share one row wait for each other
     if follow is not None:
         _follow(bundle, follow, state, guarded, live=not no_clock, as_json=as_json)
         return
-    server.run_server(
+    app.run_server(
         bundle, host=host, port=port, no_key=no_key, state=state, guard=guarded,
         announce=lambda facts: _print_address(facts, as_json),
     )  # fmt: skip
@@ -81,8 +87,8 @@ def _follow(bundles: list[Path], path: Path, state: Path | None, guard: Any, *, 
         raise SettingsError("A file is followed with one bundle", where="--follow", got=f"{len(bundles)} bundles",
                             wanted="one", next_step="start a second process for another symbol")  # fmt: skip
     check_file_exists(path)
-    served = served_bundle.ServedBundle.load(bundles[0], guard)
-    with server.open_state_folder(state or path.with_name(f"{path.name}.state")) as folder, suppress(Interrupted):
+    served = feed.ServedBundle.load(bundles[0], guard)
+    with app.open_state_folder(state or path.with_name(f"{path.name}.state")) as folder, suppress(Interrupted):
         followed = following.FollowedFile(path, served, folder, live=live)
         following.follow_file(
             followed, poll_seconds=POLL_SECONDS,

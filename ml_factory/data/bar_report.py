@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -30,24 +30,23 @@ class BarFinding:
     message: str
     next_step: str = ""
 
-    def to_dict(self, limit: int | None = 20) -> dict:
-        """Return JSON values: number of rows, their ranges as text, and the first `limit` rows (None: all)."""
+    def to_dict(self) -> dict:
+        """Return JSON values: number of rows, their ranges as text, and the first 20 rows."""
         return {
             "kind": self.kind, "severity": self.severity, "count": len(self.rows),
-            "which": _format_row_ranges(self.rows), "rows": self.rows[:limit].tolist(), "message": self.message,
+            "which": _format_row_ranges(self.rows), "rows": self.rows[:20].tolist(), "message": self.message,
         }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class BarReport:
-    """Findings of `validate_bars`, and figures about the bars.
+    """Findings of `validate_bars`, and what the bars are.
 
     findings : one for each kind
     rows : number of bars kept
     first, last : starts of the first and last bar (UTC)
     minutes : length of a bar
     fingerprint : hash of the bars kept
-    facts : further figures, JSON values (sessions, missing minutes, ...)
     """
 
     findings: tuple[BarFinding, ...]
@@ -56,23 +55,13 @@ class BarReport:
     last: pd.Timestamp | None
     minutes: int = 1
     fingerprint: str = ""
-    facts: dict = field(default_factory=dict)
 
-    def get_finding(self, kind: str) -> BarFinding | None:
-        """Return the finding of this kind, or None."""
-        return next((finding for finding in self.findings if finding.kind == kind), None)
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """Kinds of the findings without expected gaps."""
-        return tuple(finding.kind for finding in self.findings if finding.severity != "info")
-
-    def to_dict(self, limit: int | None = 20) -> dict:
-        """Return JSON values, with the first `limit` rows of each finding (None: all)."""
+    def to_dict(self) -> dict:
+        """Return JSON values."""
         first, last = (None if when is None else when.isoformat() for when in (self.first, self.last))
         return {
             "rows": self.rows, "first": first, "last": last, "minutes": self.minutes, "fingerprint": self.fingerprint,
-            "facts": dict(self.facts), "findings": [found.to_dict(limit) for found in self.findings],
+            "findings": [found.to_dict() for found in self.findings],
         }  # fmt: skip
 
 
@@ -89,23 +78,23 @@ def raise_on_bar_findings(findings: Sequence[BarFinding], where: object) -> None
     raise error
 
 
-def pluralize_count(number: int, noun: str, plural: str = "") -> str:
+def pluralize_count(number: int, noun: str) -> str:
     """Format a count: '1 run', '1,200 runs'."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+    return f"{number:,} {noun if number == 1 else noun + 's'}"
 
 
-def _format_row_ranges(rows: np.ndarray, limit: int = 4) -> str:
+def _format_row_ranges(rows: np.ndarray) -> str:
     """Format rows in increasing order as ranges: '0-9, 17, 20-22, ...'."""
     rows = np.sort(rows)
-    first = np.flatnonzero(np.diff(rows, prepend=-2) != 1)[: limit + 1]  # a file may have a million runs
+    first = np.flatnonzero(np.diff(rows, prepend=-2) != 1)[:5]  # a file may have a million runs
     ends = np.append(first[1:], len(rows))
     shown = [str(rows[i]) if j == i + 1 else f"{rows[i]}-{rows[j - 1]}" for i, j in zip(first, ends, strict=False)]
-    return ", ".join(shown[:limit] + ["..."] * (len(shown) > limit))
+    return ", ".join(shown[:4] + ["..."] * (len(shown) > 4))
 
 
-def format_rows_with_times(rows: np.ndarray, stamps: Sequence | None = None, limit: int = 3) -> str:
+def format_rows_with_times(rows: np.ndarray, stamps: Sequence) -> str:
     """Format rows as 'row 17 (2024-01-02 10:31:00+00:00)' or '12 rows, first 17 (…), 18 (…)'."""
-    shown = [f"{row}" if stamps is None else f"{row} ({stamps[row]})" for row in np.asarray(rows)[:limit].tolist()]
+    shown = [f"{row} ({stamps[row]})" for row in rows[:3].tolist()]
     return f"row {shown[0]}" if len(rows) == 1 else f"{len(rows):,} rows, first {', '.join(shown)}"
 
 

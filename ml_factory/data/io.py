@@ -9,6 +9,7 @@ import pandas as pd
 
 from ml_factory.data.bar_files import read_bars_table, resolve_bars_file
 from ml_factory.data.bar_report import BarFinding, BarReport, pluralize_count
+from ml_factory.data.parsing import CONTRACT_COLUMNS
 from ml_factory.data.rolls import RollSpec, build_continuous_contract
 from ml_factory.data.sessions import MarketSpec, resolve_market_spec
 from ml_factory.data.validation import RawBarSpec, drop_bad_rows, parse_bars, validate_bars
@@ -19,7 +20,6 @@ from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace, parse_raw_bars_name, require_raw_bars
 
 pyarrow = LazyModule("pyarrow")  # a service predicts without it
-CONTRACT_COLUMNS = ("contract", "expiry", "instrument", "symbol")  # the first found wins
 
 
 def import_bars(
@@ -30,10 +30,10 @@ def import_bars(
     *,
     roll: RollSpec | None = None,
     calendar: str | None = None,
-) -> tuple[pd.DataFrame, BarReport]:
-    """Check bars and write them to data/raw/{SYMBOL}_1m.parquet in one step; nothing is written if they are refused.
+) -> BarReport:
+    """Check bars and write them to data/raw/{SYMBOL}_1m.parquet in one step; return the report.
 
-    Return the bars, as `load_bars` reads them from then on, and the report.
+    Nothing is written if they are refused.
 
     Bars of 5 minutes go to {SYMBOL}_5m.parquet, and so on. A symbol has bars of one length: others are refused.
     Previous bars with other content are kept once, as {SYMBOL}_1m.previous.parquet. With `spec.skip_bad` the skipped
@@ -72,10 +72,15 @@ def import_bars(
         files.write(path.with_name(f"{symbol}_skipped.csv"), skipped.to_csv(index=False).encode())
     if files.is_file(path):
         if (file is not None and os.path.samefile(path, file)) or _has_equal_bars(path, bars):
-            return bars, report  # equal bars: the backup of the previous ones stays
-        files.write(path.with_name(path.stem + ".previous.parquet"), files.read(path))
+            return report  # equal bars: the backup of the previous ones stays
+        files.write(previous_bars_path(path), files.read(path))
     write_bars(path, bars)
-    return bars, report
+    return report
+
+
+def previous_bars_path(path: Path) -> Path:
+    """Return where the bars are kept that an import to `path` replaced."""
+    return path.with_name(path.stem + ".previous.parquet")
 
 
 def _join_contracts(

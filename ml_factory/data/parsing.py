@@ -34,6 +34,7 @@ _TEXT_FORMATS = (
     *(f"{day} {clock}" for day in ("%m/%d/%Y", "%d/%m/%Y") for clock in _CLOCKS),
 )
 EPOCH_UNITS = {"s": (1e8, 1e11, 10**9), "ms": (1e11, 1e14, 10**6), "us": (1e14, 1e17, 10**3), "ns": (1e17, 5e18, 1)}
+CONTRACT_COLUMNS = ("contract", "expiry", "instrument", "symbol")  # the first found wins
 LEAST_STEPS = 3  # between bars, for a statement about their spacing
 # decimal mark -> a number, whose thousands may be grouped by the other mark
 _NUMBER = {

@@ -66,8 +66,8 @@ def find_quality_issues(
     market: MarketSpec,
     minutes: int,
     stamp: str,
-) -> tuple[list[BarFinding], dict]:
-    """Return the findings on checked bars, with rows as positions in `start_ns`, and figures about the whole file.
+) -> list[BarFinding]:
+    """Return the findings on checked bars, with rows as positions in `start_ns`.
 
     start_ns : int64[N], increasing.
     prices : open, high, low, close -> float64[N], checked.
@@ -103,7 +103,7 @@ def find_quality_issues(
         BarFinding("zero_volume", "reported", silent, _describe_runs(silent, "without volume")),
         *_tick_findings({name: np.exp(values) for name, values in log.items()}, sessions.id, market.tick),
     ]
-    return [found for found in findings if len(found.rows)], _facts(gaps, sessions, minutes)
+    return [found for found in findings if len(found.rows)]
 
 
 def _describe_runs(rows: np.ndarray, what: str) -> str:
@@ -241,20 +241,6 @@ def _gap_findings(gaps: Gaps, start_ns: np.ndarray, minutes: int) -> Iterator[Ba
     share = minutes_silent / (minutes_silent + len(start_ns) * minutes)
     rows = gaps.row[silent & (share > SPARSE_SHARE)]
     yield BarFinding("sparse", "reported", rows, f"{share:.0%} of the market's open minutes have no bar, holes apart")
-
-
-def _facts(gaps: Gaps, sessions: ExchangeSessions, minutes: int) -> dict:
-    """Return figures: sessions with bars, open minutes, open minutes without a bar, and gaps by kind."""
-    halts = (gaps.kind == "session") & (gaps.open == gaps.length)  # open by the calendar, closed on most days
-    absent = int(gaps.open[~halts].sum())
-    total = absent + int(sessions.inside.sum()) * minutes
-    return {
-        "sessions": len(distinct_in_order(sessions.id[sessions.inside])),
-        "absent_minutes": absent,
-        "open_minutes": total,
-        "absent_share": round(absent / total, 6) if total else 0.0,
-        "gaps": {kind: int((gaps.kind == kind).sum()) for kind in LEGAL if (gaps.kind == kind).any()},
-    }
 
 
 # ---- the clock -------------------------------------------------------------------------------------------------------

@@ -14,14 +14,22 @@ import numpy as np
 import pandas as pd
 from numba import njit
 
-from ml_factory.data.sessions import DAY_NS, MINUTE_NS, PRICES, MarketSpec, assign_sessions, distinct_in_order
+from ml_factory.data.sessions import (
+    DAY_NS,
+    HOLE_MINUTES,
+    MINUTE_NS,
+    PRICES,
+    MarketSpec,
+    assign_sessions,
+    distinct_in_order,
+)
 from ml_factory.errors import BarsError, SettingsError
 
 BEFORE_ALL = np.iinfo(np.int64).min
 # End of the last bar; start of the last bar inside a session, that session's close, its contract and its segment.
 FIRST_POSITION = {"clock": BEFORE_ALL, "previous": BEFORE_ALL, "close": BEFORE_ALL, "contract": -1, "segment": -1}
 _NO_BARS = (np.empty(0, np.int64), (np.empty(0),) * 6)
-_VERSION = 3
+_VERSION = 4
 
 
 @dataclass(frozen=True)
@@ -67,10 +75,10 @@ class ResampledBars:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-def empty_bars(minutes: int = 1) -> ResampledBars:
+def empty_bars() -> ResampledBars:
     """Return no bars."""
     times, prices, marks = np.empty(0, np.int64), np.empty(0), np.empty(0, np.int32)
-    return ResampledBars(minutes, times, times, *[prices] * 4, None, marks, marks)
+    return ResampledBars(1, times, times, *[prices] * 4, None, marks, marks)
 
 
 def resample_bars(bars: "pd.DataFrame | BarChunk", market: MarketSpec, minutes: int) -> ResampledBars:
@@ -124,7 +132,7 @@ def to_bar_chunk(bars: pd.DataFrame, market: MarketSpec) -> BarChunk:
     The chain is there with the contracts, whether or not one has changed yet: a later roll adds no column.
     """
     if market.has_volume and "volume" not in bars:
-        step = "prepare again from a file with volume, or give has_volume=False"
+        step = "give bars with volume, as those that were prepared have it"
         raise BarsError("The market has volume but the bars have none", where=market.symbol, next_step=step)
     columns = [bars[name].to_numpy(float) for name in PRICES]
     columns.append(bars["volume"].to_numpy(float) if market.has_volume else np.empty(0))
@@ -212,7 +220,7 @@ class BarStream:
             intervals = _intervals_of_week(week, self.market.calendar)
         else:
             intervals = trading_intervals(distinct_in_order(start // DAY_NS), self.market.calendar)
-        silence_ns = self.market.hole_minutes * MINUTE_NS + self._bar_ns
+        silence_ns = HOLE_MINUTES * MINUTE_NS + self._bar_ns
         found = segments_of_bars(start, contract, intervals, self._bar_ns, silence_ns, self._position)
         inside, interval, segment, rolled, self._position = found
         if not inside.all():
@@ -243,7 +251,7 @@ class BarStream:
 
     def _settings(self) -> dict:
         """Return the settings that a saved state must share."""
-        names = ("calendar", "hole_minutes", "has_volume", "bar_minutes")
+        names = ("calendar", "has_volume", "bar_minutes")
         return {"version": _VERSION, "minutes": self.minutes} | {name: getattr(self.market, name) for name in names}
 
     def _emit(

@@ -50,7 +50,8 @@ MINUTE_NS = 60_000_000_000
 PRICES = ("open", "high", "low", "close")
 INFER_SESSIONS = 20
 YEARS = ("1970-01-01", "2099-12-31")
-EXCHANGE = {"us_equity": "XNYS"} | dict.fromkeys(("cme", "nymex", "comex", "cme_crypto", "cme_fx", "cme_rates"), "CMES")
+CME_CALENDARS = ("cme", "nymex", "comex", "cme_crypto", "cme_fx", "cme_rates")
+EXCHANGE = {"us_equity": "XNYS"} | dict.fromkeys(CME_CALENDARS, "CMES")
 _NOON, _QUARTER, _LATER, _AFTERNOON = 12 * 60, 12 * 60 + 15, 12 * 60 + 45, 13 * 60 + 30
 _REGULAR = None
 # kind of short day -> (first year, minute of the exchange day at which it ends), from the earliest year on
@@ -100,9 +101,7 @@ _SINGLE_DAYS: dict[str, dict[str, int | None]] = {
 }
 # calendar -> (zone, minutes from the exchange day's midnight to open and to close)
 TRADING_HOURS = {
-    **dict.fromkeys(
-        ("cme", "nymex", "comex", "cme_crypto", "cme_fx", "cme_rates"), ("America/Chicago", -7 * 60, 16 * 60)
-    ),
+    **dict.fromkeys(CME_CALENDARS, ("America/Chicago", -7 * 60, 16 * 60)),
     "us_equity": ("America/New_York", 9 * 60 + 30, 16 * 60),
     "fx": ("America/New_York", -7 * 60, 17 * 60),
     "24h": ("UTC", 0, 24 * 60),
@@ -117,6 +116,9 @@ _LATER_CLOSES = {
 _PAUSES = {"cme": ("2021-06-28", 15 * 60 + 15, 15 * 60 + 30)}
 
 
+HOLE_MINUTES = 60  # a longer silence inside a session is a hole
+
+
 @dataclass(frozen=True)
 class MarketSpec:
     """Facts of a market that hold for every file: stored once, never derived again from a whole file.
@@ -126,7 +128,6 @@ class MarketSpec:
         (spot, 17:00-17:00 New York, Sunday to Friday) or "24h" (UTC days)
     tick : price step, or None where prices follow none
     has_volume : whether volume is meaningful
-    hole_minutes : a silence inside a session longer than this is a hole
     bar_minutes : length of the raw bars, of which frames are made and with which labels are resolved
     learn_since : the first exchange day whose rows may be used for training, days since 1970-01-01: where calendar or
         tick were inferred, the day after the sessions they were inferred from; else 0
@@ -137,7 +138,6 @@ class MarketSpec:
     calendar: str
     tick: float | None
     has_volume: bool
-    hole_minutes: int = 60
     bar_minutes: int = 1
     learn_since: int = 0
     source: tuple[tuple[str, str], ...] = ()
@@ -151,8 +151,6 @@ class MarketSpec:
             object.__setattr__(self, "tick", self.tick.item())  # a manifest holds Python's numbers
         if self.tick is not None and not 0 < self.tick < math.inf:
             raise SettingsError("A tick is a positive price step", where="tick", got=self.tick, wanted="> 0 or None")
-        if self.hole_minutes < 1:
-            raise SettingsError("A hole lasts minutes", where="hole_minutes", got=self.hole_minutes, wanted=">= 1")
 
     def inferred_fact_warnings(self) -> list[str]:
         """Return one warning for each fact that was inferred from the bars instead of being given or looked up."""
@@ -160,7 +158,7 @@ class MarketSpec:
             f"{field} = {getattr(self, field)!r} was inferred from the first {INFER_SESSIONS} sessions; "
             f"give {field}= (prepare --{field}) to fix it"
             for field, how in self.source
-            if how == "inferred" and field != "has_volume"  # presence of volume is certain
+            if how == "inferred"
         ]
 
     def to_dict(self) -> dict:
@@ -413,8 +411,6 @@ def resolve_market_spec(
     *,
     calendar: str | None = None,
     tick: float | None = None,
-    has_volume: bool | None = None,
-    hole_minutes: int = 60,
     bar_minutes: int = 1,
 ) -> MarketSpec:
     """Return the market's facts: given, else looked up by symbol, else inferred from the first 20 sessions only.
@@ -426,7 +422,6 @@ def resolve_market_spec(
     """
     known_calendar, known_tick = _lookup(symbol)
     source = {"calendar": "given" if calendar else "lookup", "tick": "given" if tick is not None else "lookup"}
-    source["has_volume"] = "given" if has_volume is not None else "inferred"
     calendar, tick, since = calendar or known_calendar, known_tick if tick is None else tick, 0
     start_ns = np.empty(0, np.int64) if bars is None else bars.index.as_unit("ns").asi8
     if calendar is None:
@@ -434,7 +429,7 @@ def resolve_market_spec(
             step = "give calendar= one of " + ", ".join(TRADING_HOURS)
             raise SettingsError("No calendar is known for this symbol", where="calendar", got=symbol, next_step=step)
         calendar, source["calendar"] = _infer_calendar(start_ns, bar_minutes), "inferred"
-    spec = MarketSpec(symbol, calendar, tick, bool(has_volume), hole_minutes, bar_minutes)
+    spec, has_volume = MarketSpec(symbol, calendar, tick, False, bar_minutes), False
     if bars is not None and len(bars):
         session = assign_sessions(start_ns, calendar).id
         last = distinct_in_order(session)[:INFER_SESSIONS][-1]
@@ -442,9 +437,6 @@ def resolve_market_spec(
         if tick is None:
             tick = _infer_tick(np.unique(head[list(PRICES)].to_numpy(float)))
             source["tick"] = "inferred"
-        if has_volume is None:
-            has_volume = "volume" in head and (head["volume"].to_numpy(float) > 0).any()
+        has_volume = "volume" in head and bool((head["volume"].to_numpy(float) > 0).any())
         since = int(last) + 1 if "inferred" in (source["calendar"], source["tick"]) else 0
-    return replace(
-        spec, tick=tick, has_volume=bool(has_volume), learn_since=since, source=tuple(sorted(source.items()))
-    )
+    return replace(spec, tick=tick, has_volume=has_volume, learn_since=since, source=tuple(sorted(source.items())))

@@ -1,9 +1,9 @@
-"""Synthetic markets with known true probabilities: null, planted edge, drift.
+"""Synthetic markets with known true probabilities: null, planted edge.
 
 One-minute bars of a log random walk with the intraday pattern of a trading day in volatility and volume. A hidden state
 of -1, 0 or +1 lasts for hours and raises the volume whenever it is not 0. In the planted market the state also adds a
 drift to the price, so recent momentum and volume reveal part of it and a model can learn it. In the null market it does
-not, so no model can gain. The drift market rises at a constant rate: classes are unbalanced and nothing can be timed.
+not, so no model can gain.
 """
 
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ import pandas as pd
 
 from ml_factory.argument_checks import DEMO_NULL, check_field_types
 from ml_factory.data.io import write_bars
-from ml_factory.data.sessions import MINUTE_NS, TRADING_HOURS, assign_sessions, scheduled_session_days
+from ml_factory.data.sessions import CME_CALENDARS, MINUTE_NS, TRADING_HOURS, assign_sessions, scheduled_session_days
 from ml_factory.errors import SettingsError, did_you_mean
 from ml_factory.seeding import seeded_generator
 from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace
 
-KINDS = ("planted", "null", "drift")
+KINDS = ("planted", "null")
 STATES = np.array([-1.0, 0.0, 1.0])
 STATE_PRIOR = np.array([0.25, 0.5, 0.25])
 DEMO_DAYS = 290  # sessions, of which the default split's 15 % of test rows span the 8 weeks that a verdict needs
@@ -32,7 +32,7 @@ _STEPS = 6  # steps of the walk inside one minute, from which high and low come
 # session fraction -> relative volatility; CME: quiet night, 8:30 Chicago at 0.67, the equity close at 0.96
 _SHAPES = {
     **dict.fromkeys(
-        ("cme", "nymex", "comex", "cme_crypto", "cme_fx", "cme_rates"),
+        CME_CALENDARS,
         (
             [0.0, 0.02, 0.35, 0.66, 0.68, 0.73, 0.85, 0.95, 0.957, 1.0],
             [1.0, 0.6, 0.5, 0.8, 2.2, 1.6, 1.1, 1.7, 0.7, 0.5],
@@ -49,10 +49,9 @@ class SyntheticSpec:
     """Settings of a synthetic market; per-minute quantities are in units of that minute's volatility.
 
     days : sessions
-    kind : "planted", "null" or "drift"
+    kind : "planted" or "null"
     start : first date (the default's 60 days cross a daylight-saving change)
     edge : drift while the state is +1 or -1 (planted only)
-    lean : constant drift (drift only)
     dwell_minutes : mean duration of a state
     volume_lift : extra volume, as a share, while the state is not 0
     minute_volatility : log return of an average minute
@@ -70,7 +69,6 @@ class SyntheticSpec:
     price: float = 5000.0
     tick: float = 0.25
     edge: float = 0.10
-    lean: float = 0.02
     dwell_minutes: int = 240
     volume_lift: float = 1.0
     minute_volatility: float = 0.00027
@@ -94,10 +92,6 @@ class SyntheticSpec:
     @property
     def state_drift(self) -> float:
         return self.edge if self.kind == "planted" else 0.0
-
-    @property
-    def constant_drift(self) -> float:
-        return self.lean if self.kind == "drift" else 0.0
 
 
 @dataclass(frozen=True)
@@ -137,7 +131,7 @@ def synthetic_market(spec: SyntheticSpec) -> SyntheticMarket:
     weather = np.exp(_slow_noise(rng, int(day[-1]) + 1, persistence=_PERSISTENCE, deviation=spec.weather))[day]
     sigma = spec.minute_volatility * shape * weather
     state = _states(rng, count, spec.dwell_minutes)
-    drift = sigma * (spec.state_drift * state + spec.constant_drift)
+    drift = sigma * (spec.state_drift * state)
     steps = drift[:, None] / _STEPS + sigma[:, None] / np.sqrt(_STEPS) * rng.standard_normal((count, _STEPS))
     night = np.zeros(count)
     opening = np.flatnonzero(np.diff(day)) + 1
@@ -231,7 +225,7 @@ def synthetic_belief(market: SyntheticMarket) -> SyntheticBelief:
     rounding[at] = (spec.tick / bars["close"]) ** 2 / 6  # variance of the difference of two rounded prices
     weather, error = _weather(spec, day, seen, (moves**2 - rounding) / usual**2)
     variance = (usual * np.exp(weather)) ** 2
-    drift = np.sqrt(variance)[:, None] * (spec.state_drift * STATES + spec.constant_drift)
+    drift = np.sqrt(variance)[:, None] * (spec.state_drift * STATES)
     log_like = -0.5 * (moves[:, None] - drift) ** 2 / (variance + rounding)[:, None]
     log_volume = np.zeros(len(day))
     log_volume[at] = np.log(bars["volume"] / (_VOLUME * (usual[at] / spec.minute_volatility) ** 1.5))
@@ -311,7 +305,7 @@ def oracle_probabilities(
         sigma = np.where(open_still, belief.usual[now], 0.0)[:, None] * weather
         renewed = rng.random(state.shape) < 1 / spec.dwell_minutes
         state[renewed] = rng.choice(STATES, size=int(renewed.sum()), p=STATE_PRIOR)
-        position += sigma * (spec.state_drift * state + spec.constant_drift + rng.standard_normal(state.shape))
+        position += sigma * (spec.state_drift * state + rng.standard_normal(state.shape))
         nearer = 0.5826 * (1 - 1 / np.sqrt(_STEPS)) * sigma
         touched = np.where(position >= up[:, None] - nearer, 1, np.where(position <= nearer - down[:, None], -1, 0))
         outcome = np.where((outcome == 0) & open_still[:, None], touched, outcome).astype(np.int8)

@@ -20,6 +20,7 @@ from ml_factory.data.bar_report import (
     raise_on_bar_findings,
 )
 from ml_factory.data.parsing import (
+    CONTRACT_COLUMNS,
     LEAST_STEPS,
     SPELLINGS,
     RowFault,
@@ -128,55 +129,23 @@ def validate_bars(
         bars["chain"] = _chain(raw, rows, bars)
     market = market or resolve_market_spec(symbol, bars, bar_minutes=minutes)
     volume, names = known_volume if "volume" in values else None, None if contract is None else contract.to_numpy()
-    return bars, _report(bars, spec, where, market, minutes, findings, rows, volume, names, quality)
-
-
-def report_checked_bars(bars: pd.DataFrame, spec: RawBarSpec, *, where: object, symbol: str) -> BarReport:
-    """Return the report, with quality, that `validate_bars` gives of the file that these checked bars were written to.
-
-    bars : as `validate_bars` returned them
-    spec : with the length of the bars
-    """
-    values = {name: bars[name].to_numpy() for name in bars}
-    rows, minutes = np.arange(len(bars)), int(spec.minutes or 1)
-    findings = [] if "volume" in values else _clean_volume(values, rows, None)[1]
-    market = resolve_market_spec(symbol, bars, bar_minutes=minutes)
-    volume, names = values.get("volume"), values.get("contract")
-    return _report(bars, spec, where, market, minutes, findings, rows, volume, names, quality=True)
-
-
-def _report(
-    bars: pd.DataFrame, spec: RawBarSpec, where: object, market: MarketSpec, minutes: int, findings: list[BarFinding],
-    rows: np.ndarray, volume: np.ndarray | None, contract: np.ndarray | None, quality: bool,
-) -> BarReport:  # fmt: skip
-    """Return the report on checked bars.
-
-    findings : what was found when they were read
-    rows : int64[N], the row of each bar in the file
-    volume : float64[N], NaN where unknown; None without volume
-    contract : names[N], or None
-    """
-    found: list[BarFinding] = []
-    if contract is not None:
-        rolls = np.flatnonzero(contract[1:] != contract[:-1]) + 1
-        shown = ", ".join(map(str, contract[rolls[:3]])) + ", ..." * (len(rolls) > 3)
+    found = []
+    if names is not None:
+        rolls = np.flatnonzero(names[1:] != names[:-1]) + 1
+        shown = ", ".join(map(str, names[rolls[:3]])) + ", ..." * (len(rolls) > 3)
         message = f"the contract changes {pluralize_count(len(rolls), 'time')} (to {shown})"
         found.append(BarFinding("roll", "reported", rolls, message))
-    facts: dict = {}
     if quality:
-        start_ns, prices = bars.index.as_unit("ns").asi8, {name: bars[name].to_numpy() for name in PRICES}
-        issues, facts = find_quality_issues(start_ns, prices, volume, market, minutes, spec.stamp)
-        found = [*issues, *found]
+        prices = {name: bars[name].to_numpy() for name in PRICES}
+        found = [*find_quality_issues(start_ns, prices, volume, market, minutes, spec.stamp), *found]
     findings += [replace(one, rows=rows[one.rows]) for one in merge_findings_by_kind(found) if len(one.rows)]
     if len(bars) < FEW_BARS:
         message = f"{len(bars)} bars are less than a day of any market: too few to learn from"
         findings.append(BarFinding("few_bars", "reported", _NO_ROWS, message))
     if spec.strict:
         raise_on_bar_findings([finding for finding in findings if finding.severity == "reported"], where)
-    facts |= {"calendar": market.calendar, "tick": market.tick, "has_volume": "volume" in bars}
     findings.sort(key=lambda found: -SEVERITIES.index(found.severity))  # the most severe first
-    first, last = bars.index[0], bars.index[-1]
-    return BarReport(tuple(findings), len(bars), first, last, minutes, hash_bars(bars), facts)
+    return bars, BarReport(tuple(findings), len(bars), index[0], index[-1], minutes, hash_bars(bars))
 
 
 def parse_bars(
@@ -270,9 +239,7 @@ def _sort_and_deduplicate(start_ns: np.ndarray, values: dict, raw: pd.DataFrame)
         rows = np.sort(order[again[differ]])
         message = f"{format_rows_with_times(rows, shown)} contradict another row of the same minute"
         step = "keep the right one of them"
-        contract = next(
-            (c for c in raw.columns if normalize_column_name(c) in ("contract", "symbol", "expiry", "instrument")), None
-        )
+        contract = next((c for c in raw.columns if normalize_column_name(c) in CONTRACT_COLUMNS), None)
         if contract is not None:
             step = f"the file holds several values of {contract!r}: join them into one series (--roll volume), or "
             step += "write one of them to a file of its own"

@@ -43,9 +43,10 @@ class PcaTransform:
     kind = "pca"
 
     @classmethod
-    def fit(cls, sample: TransformFitSample, share: float = 0.95, most: int = 1000) -> "PcaTransform":
-        """Fit as many components as hold `share` of the variance of the standardised columns, at most `most`."""
-        _check_share(share, "pca share")
+    def fit(cls, sample: TransformFitSample, share: float = 0.95) -> "PcaTransform":
+        """Fit as many components as hold `share` of the variance of the standardised columns, at most 1,000."""
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+            raise SettingsError("Not a share", where="pca share", got=repr(share), wanted="above 0, at most 1")
         spread = np.linspace(0, len(sample.rows) - 1, min(MOST_ROWS, len(sample.rows))).astype(np.int64)
         x = sample.x_NF[sample.rows[spread]].astype(np.float64)
         x[~np.isfinite(x)] = np.nan
@@ -57,7 +58,7 @@ class PcaTransform:
         values, vectors = np.linalg.eigh(z.T @ z / len(z))
         values, vectors = np.maximum(values[::-1], 0.0), vectors[:, ::-1]
         count = 1 + int(np.searchsorted(np.cumsum(values), share * values.sum()))
-        loadings = vectors[:, : max(1, min(count, most, len(values)))]
+        loadings = vectors[:, : max(1, min(count, 1000, len(values)))]
         largest = loadings[np.abs(loadings).argmax(axis=0), np.arange(loadings.shape[1])]
         return cls(center, scale, np.ascontiguousarray(loadings * np.where(largest < 0, -1.0, 1.0)))
 
@@ -74,11 +75,6 @@ class PcaTransform:
     @classmethod
     def from_dict(cls, stored: dict) -> "PcaTransform":
         return cls(*(np.asarray(stored[name], np.float64) for name in ("center", "scale", "loadings")))
-
-
-def _check_share(value: object, where: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
-        raise SettingsError("Not a share", where=where, got=repr(value), wanted="above 0, at most 1")
 
 
 @njit(cache=True, nogil=True)

@@ -11,6 +11,8 @@ from ml_factory.lazy_module import LazyModule
 special = LazyModule("scipy.special")  # only quantile scaling reads it
 IQR_OF_NORMAL = 1.3489795003921634  # quartile distance of a standard normal: a scaled bell has deviation 1
 QUARTILES = (0.25, 0.5, 0.75)
+KNOTS = 257  # quantiles of a column
+DEVIATE = 5.2  # limit of a deviate: that of one row in ten million, as in scikit-learn
 COLUMNS_AT_ONCE = 16  # columns copied for their quantiles: as fast as many, and little memory
 TRANSPOSED_ROWS = 8_192
 BLOCK_ROWS = 65_536
@@ -27,8 +29,6 @@ class LinearScaler:
     center: np.ndarray
     scale: np.ndarray
     clip: float = 8.0
-
-    kind = "linear"
 
     @classmethod
     def fit(cls, x_NF: np.ndarray, rows: np.ndarray | None = None, clip: float = 8.0) -> "LinearScaler":
@@ -55,8 +55,7 @@ class LinearScaler:
     @classmethod
     def from_dict(cls, stored: dict) -> "LinearScaler":
         center, scale = (np.asarray(stored[name], np.float64) for name in ("center", "scale"))
-        fits = center.shape == scale.shape == (len(scale),) and np.isfinite([center, scale]).all() and (scale > 0).all()
-        return cls(center, scale, _checked_clip(stored, fits))
+        return cls(center, scale, float(stored["clip"]))
 
 
 class RobustScaler(LinearScaler):
@@ -132,37 +131,27 @@ class StandardScaler(LinearScaler):
 
 @dataclass(frozen=True)
 class QuantileScaler:
-    """Each value's rank among the training rows, by interpolation between stored quantiles.
+    """The normal deviate of each value's rank among the training rows, by interpolation between stored quantiles.
 
-    knots : float64 (F, K), the quantiles at K even shares from 0 to 1; among equal knots the middle rank holds
-    shape : "normal" gives the deviate of that rank, clipped to [-clip, clip]; "uniform" gives 2 * rank - 1
-    clip : limit of the deviate
+    knots : float64 (F, 257), the quantiles at even shares from 0 to 1; among equal knots the middle rank holds
     """
 
     knots: np.ndarray
-    shape: str = "normal"
-    clip: float = 5.2  # the deviate of one row in ten million, as in scikit-learn
 
     kind = "quantile"
 
     @classmethod
-    def fit(
-        cls, x_NF: np.ndarray, rows: np.ndarray | None = None, shape: str = "normal", knots: int = 257
-    ) -> "QuantileScaler":
-        """Store `knots` quantiles of each column over these rows; an empty column gives 0 everywhere."""
-        if shape not in ("normal", "uniform"):
-            raise SettingsError("No such shape", where="shape", got=repr(shape), wanted="'normal' or 'uniform'")
-        if not isinstance(knots, int) or knots < 3:
-            raise SettingsError("Too few knots", where="knots", got=repr(knots), wanted="a whole number, 3 or more")
-        shares = tuple(np.linspace(0, 1, knots).tolist())
-        return cls(np.nan_to_num(column_quantiles(np.asarray(x_NF, np.float32), shares, rows), nan=0.0), shape)
+    def fit(cls, x_NF: np.ndarray, rows: np.ndarray | None = None) -> "QuantileScaler":
+        """Store quantiles of each column over these rows; an empty column gives 0 everywhere."""
+        shares = tuple(np.linspace(0, 1, KNOTS).tolist())
+        return cls(np.nan_to_num(column_quantiles(np.asarray(x_NF, np.float32), shares, rows), nan=0.0))
 
     def transform(self, x_NF: np.ndarray) -> np.ndarray:
-        """Return ranks as float32 (N, F), 0 for a missing value.
+        """Return deviates as float32 (N, F), 0 for a missing value.
 
         A value beyond the outer knots has their rank. Raises SettingsError for another number of columns.
         """
-        shares = np.linspace(0, 1, self.knots.shape[1])
+        shares = np.linspace(0, 1, KNOTS)
 
         def ranked(block: np.ndarray) -> np.ndarray:
             made = np.empty(block.shape)
@@ -171,30 +160,19 @@ class QuantileScaler:
                 # From below and from above: equal knots give the middle of their shares.
                 below, above = np.interp(column, knots, shares), np.interp(-column, -knots[::-1], 1 - shares[::-1])
                 made[:, f] = (below + 1 - above) / 2
-            if self.shape == "uniform":
-                return 2 * made - 1
-            return np.clip(special.ndtri(made), -self.clip, self.clip)
+            return np.clip(special.ndtri(made), -DEVIATE, DEVIATE)
 
         return _by_blocks(ranked, x_NF, len(self.knots), type(self).__name__)
 
     def to_dict(self) -> dict:
-        return {"kind": self.kind, "shape": self.shape, "clip": self.clip, "knots": self.knots.tolist()}
+        return {"kind": self.kind, "knots": self.knots.tolist()}
 
     @classmethod
     def from_dict(cls, stored: dict) -> "QuantileScaler":
-        knots = np.asarray(stored["knots"], np.float64)
-        fits = knots.ndim == 2 and np.isfinite(knots).all() and (np.diff(knots, axis=1) >= 0).all()
-        return cls(knots, stored["shape"], _checked_clip(stored, fits and stored["shape"] in ("normal", "uniform")))
+        return cls(np.asarray(stored["knots"], np.float64))
 
 
 SCALERS = {scaler.kind: scaler for scaler in (RobustScaler, StandardScaler, QuantileScaler)}
-
-
-def _checked_clip(stored: dict, fits: bool) -> float:
-    """Return the clip. Raises ValueError where it, or an array of this scaler (fits), is not as `fit` makes them."""
-    if not (fits and 0 < float(stored["clip"]) < np.inf):
-        raise ValueError("no such scaler")
-    return float(stored["clip"])
 
 
 def _blocks(x_NF: np.ndarray, rows: np.ndarray | None) -> Iterator[np.ndarray]:

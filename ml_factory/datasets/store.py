@@ -2,7 +2,7 @@
 
 processed/{SYMBOL}/current.json                    which fingerprint the next step reads
 processed/{SYMBOL}/{fingerprint12}/features.npy    float32 (rows, features), before scaling; memory-mapped
-                                   rows.npy        known_at, session, segment, close of each row
+                                   rows.npy        known_at, segment, close of each row
                                    labels_h20.parquet  splits_h20.json  scaler_h20.json
                                    manifest.json   hash and size of every file above, and its own hash
 
@@ -34,16 +34,16 @@ from ml_factory.storage.stored_paths import is_plain_name, stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol
 from ml_factory.targets.barrier_kernels import BARRIERS
 
-FORMAT = 4
+FORMAT = 5
 MANIFEST, CURRENT, FEATURES, ROWS = "manifest.json", "current.json", "features.npy", "rows.npy"
-ROW_FACTS = np.dtype([("known_at", "<i8"), ("session", "<i4"), ("segment", "<i4"), ("close", "<f8")])
+ROW_FACTS = np.dtype([("known_at", "<i8"), ("segment", "<i4"), ("close", "<f8")])
 HORIZON_FILES = ("labels_h{}.parquet", "splits_h{}.json", "scaler_h{}.json")
 REBUILD = "run prepare again: it rebuilds what is missing or damaged"
 _hashes: dict[tuple, str] = {}  # state of a file -> its hash; a file is hashed once in a process
 
 
 class DatasetStore:
-    """One prepared data set: to read, from `find` or `current`; to write or to extend, from `begin`."""
+    """One prepared data set: to read, from `find` or `current`; to extend, from `find`; to write, from `begin`."""
 
     def __init__(self, folder: Path, fingerprint: str, manifest: dict | None):
         self.folder, self.fingerprint = Path(folder), fingerprint
@@ -65,15 +65,15 @@ class DatasetStore:
 
     @classmethod
     def begin(cls, processed: Path, fingerprint: str) -> "DatasetStore":
-        """Return the data set of this fingerprint for writing: an intact one is kept, anything else is started again.
+        """Return a data set of this fingerprint to write, whatever is there already.
 
         fingerprint : hex digest of all that decides the content
         """
-        return cls.find(processed, fingerprint) or cls(_dataset_folder(processed, fingerprint), fingerprint, None)
+        return cls(_dataset_folder(processed, fingerprint), fingerprint, None)
 
     @classmethod
     def current(cls, processed: Path) -> "DatasetStore":
-        """Return the data set committed last; each file's hash is checked when it is first read.
+        """Return the data set made current last; each file's hash is checked when it is first read.
 
         Raises NotPreparedError.
         """
@@ -158,9 +158,9 @@ class DatasetStore:
         return _utc_index(self._array(ROWS)["known_at"])
 
     def load_row_facts(self) -> pd.DataFrame:
-        """Return session, segment (int32) and close (float64) of each feature row, index known_at (UTC)."""
+        """Return segment (int32) and close (float64) of each feature row, index known_at (UTC)."""
         facts = self._array(ROWS)
-        columns = {name: facts[name].copy() for name in ("session", "segment", "close")}
+        columns = {name: facts[name].copy() for name in ("segment", "close")}
         return pd.DataFrame(columns, index=_utc_index(facts["known_at"]))
 
     def load_label_ends(self, horizon: int) -> pd.DataFrame:
@@ -263,8 +263,8 @@ class DatasetStore:
         for name, writer in zip(HORIZON_FILES, writers, strict=True):
             self._write(name.format(horizon), writer)
 
-    def commit(self, facts: dict, *, current: bool = True) -> None:
-        """Write the manifest of all files, and make this the symbol's current data set if `current`.
+    def commit(self, facts: dict) -> None:
+        """Write the manifest of all files.
 
         facts : JSON values, merged over those of an earlier commit (so a horizon can be added later)
         """
@@ -285,13 +285,11 @@ class DatasetStore:
         manifest["hash"] = fingerprint_json(manifest)
         files.write_json(self.folder / MANIFEST, manifest)
         self._manifest, self._written = manifest, {}
-        if current:
-            self.make_current()
 
     def make_current(self) -> None:
         """Make this data set the one that the next steps read."""
         path = self.folder.parent / CURRENT
-        pointer = {"fingerprint": self.fingerprint, "folder": self.folder.name}
+        pointer = {"fingerprint": self.fingerprint}
         if files.read_json_or_none(path) != pointer:
             files.write_json(path, pointer)
 

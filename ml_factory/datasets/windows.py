@@ -16,7 +16,7 @@ class Windows:
 
     Parameters
     ----------
-    x_NF : float32 C-contiguous array or tensor (on any device); not copied
+    x_NF : float32 C-contiguous array or tensor in host memory; not copied
     rows : int64 positions of the windows' last rows, each >= lookback - 1 (`row_selection.mask_rows_with_full_window`)
     lookback : T >= 1
     """
@@ -38,7 +38,7 @@ class Windows:
             )
         # One entry per possible window, all overlapping in the same memory.
         self._all_STF = self.x_NF.as_strided((max(n - least, 0), self.lookback, features), (features, features, 1))
-        self._starts_B = torch.from_numpy(self.rows - least).to(self.x_NF.device)
+        self._starts_B = torch.from_numpy(self.rows - least)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -48,31 +48,19 @@ class Windows:
         """(windows, T, F)."""
         return len(self.rows), self.lookback, self.x_NF.shape[1]
 
-    @property
-    def device(self) -> torch.device:
-        """Device of the array."""
-        return self.x_NF.device
-
-    def gather(self, positions: np.ndarray | torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Return x_BTF float32 of the windows at `positions` (into `rows`), written into `out` where given."""
-        positions_B = torch.as_tensor(positions, dtype=torch.int64).to(self.device)
-        starts_B = self._starts_B.index_select(0, positions_B)
-        if out is None:
-            return self._all_STF.index_select(0, starts_B)
-        return torch.index_select(self._all_STF, 0, starts_B, out=out)
+    def gather(self, positions: np.ndarray | torch.Tensor) -> torch.Tensor:
+        """Return x_BTF float32 of the windows at `positions` (into `rows`)."""
+        starts_B = self._starts_B.index_select(0, torch.as_tensor(positions, dtype=torch.int64))
+        return self._all_STF.index_select(0, starts_B)
 
     def take(self, positions: np.ndarray) -> "Windows":
         """Return the windows at `positions`, on the same memory."""
         return Windows(self.x_NF, self.rows[np.asarray(positions)], self.lookback)
 
-    def to(self, device: torch.device | str) -> "Windows":
-        """Return the windows with their array on `device`."""
-        return Windows(self.x_NF.to(device), self.rows, self.lookback)
-
     def __getitem__(self, key: int | slice | np.ndarray) -> np.ndarray:
         """Return a NumPy copy: (T, F) for a number, (B, T, F) for a slice or an array."""
         positions = np.arange(len(self.rows))[key]
-        picked = self.gather(np.atleast_1d(positions)).cpu().numpy()
+        picked = self.gather(np.atleast_1d(positions)).numpy()
         return picked[0] if np.ndim(positions) == 0 else picked
 
 

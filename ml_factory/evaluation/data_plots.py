@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from ml_factory.data.resample import ResampledBars
+from ml_factory.data.sessions import MINUTE_NS
 from ml_factory.evaluation.plot_style import (
     INK,
     LABEL_INK,
@@ -140,7 +141,7 @@ def plot_frame_alignment(
         ax.barh(lane, right - left, left=left, height=0.5, color=face, linewidth=0.8,
                 edgecolor=np.where(closed, INK["card"], INK["neutral"]))  # fmt: skip
         if seen in near:
-            age = (now - int(frame.known_at[seen])) / 60_000_000_000
+            age = (now - int(frame.known_at[seen])) / MINUTE_NS
             word = "this row" if lane == 0 else "just closed" if age == 0 else f"{age:.0f} min old"
             ax.annotate(word, (right[near == seen][0], lane - 0.3), fontsize=SMALL, color=INK["accent"], ha="right",
                         va="bottom")  # fmt: skip

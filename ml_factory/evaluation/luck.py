@@ -55,19 +55,15 @@ def probabilistic_sharpe(
     return NORMAL.cdf((sharpe - benchmark) * math.sqrt((periods - 1) / variance))
 
 
-def min_track_record(
-    sharpe: float, skewness: float = 0.0, kurtosis: float = 3.0, benchmark: float = 0.0, confidence: float = 0.95
-) -> float:
-    """Return the periods after which this ratio is above `benchmark` with `confidence`; infinite where it is not above.
+def min_track_record(sharpe: float, skewness: float = 0.0, kurtosis: float = 3.0, benchmark: float = 0.0) -> float:
+    """Return the periods after which this ratio is above `benchmark` with 95 %; infinite where it is not above.
 
     Bailey and López de Prado (2012), equation 14.
     """
-    if not 0.5 < confidence < 1:
-        raise SettingsError("No such confidence", where="confidence", got=confidence, wanted="0.5 to 1")
     if not sharpe > benchmark:
         return math.inf
     variance = 1 - skewness * sharpe + (kurtosis - 1) / 4 * sharpe**2
-    return float(1 + variance * (NORMAL.inv_cdf(confidence) / (sharpe - benchmark)) ** 2)
+    return float(1 + variance * (NORMAL.inv_cdf(0.95) / (sharpe - benchmark)) ** 2)
 
 
 def expected_best_sharpe(trials: float, deviation: float) -> float:

@@ -115,7 +115,7 @@ def compute_forecast_metrics(
     probabilities : name -> (N, 3), all on the rows of `y`, in time order; `prior` is one of them.
     best : name of the best baseline, chosen on other rows.
     horizon, times : rows over which one label reaches, and when each row is known; see `intervals.gain_interval`.
-    effective_rows : `targets.weights.effective_rows` of these rows; default: as if no two labels overlapped.
+    effective_rows : `targets.weights.effective_sample_size` of these rows; default: as if no two labels overlapped.
 
     Returns
     -------

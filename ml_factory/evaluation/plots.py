@@ -152,7 +152,7 @@ def plot_calibration(table: pd.DataFrame, classes: Mapping[str, int] | None = No
 def plot_equity(curves: pd.DataFrame, model: str) -> Figure:
     """Plot the equity of a model next to always long, the clock and its shifted forecasts, and its drawdown below.
 
-    curves : as of `workflows.backtest.BacktestResult`.
+    curves : of the result of `workflows.backtest.backtest`.
     """
     figure, (top, bottom) = new_styled_figure(
         "Equity after costs, and drawdown", 4.2, 2, 1, sharex=True, height_ratios=(3, 1)

@@ -52,7 +52,7 @@ class ModelVerdict:
     predicts_touch, predicts_direction : True where the lower bounds of that part's gains over all baselines are above
         zero.
     rows, effective_rows : test rows, and the number of non-overlapping rows with the same information.
-    kind : of the labels, one of `targets.labels.KINDS`.
+    kind : of the labels, one of `argument_checks.LABEL_KINDS`.
     """
 
     model: str

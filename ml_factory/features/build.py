@@ -68,14 +68,12 @@ class FeatureSpec:
         day
     families : names out of FAMILIES, in the order of the columns
     custom : names of the user's own features (`features.custom.feature`), stored as "name#source hash"
-    full_frames : every column of every family on the coarse frames too, instead of the shorter list
     """
 
     base_minutes: int = 5
     frames: tuple[int, ...] = (15, 30, 60)
     families: tuple[str, ...] = tuple(FAMILIES)
     custom: tuple[str, ...] = ()
-    full_frames: bool = False
     spans: bool = False
 
     def __post_init__(self) -> None:
@@ -103,24 +101,14 @@ class FeatureSpec:
     def warmup_bars(self) -> int:
         """Base bars of history after which a row is within 1e-6 of the row that the whole history gives."""
         longest = max(self.frames, default=0)
-        coarse = (MEMORY_BARS[self.coarse_frame_columns] + 1) * -(-longest // self.base_minutes) if longest else 0
+        coarse = (MEMORY_BARS["coarse"] + 1) * -(-longest // self.base_minutes) if longest else 0
         session = 2 * 1440 // self.base_minutes
         own = max((custom.get_custom_feature(name).memory for name in self.custom), default=0)
         return max(MEMORY_BARS["base"], coarse, session, own)
 
-    @property
-    def coarse_frame_columns(self) -> str:
-        """List of columns, and so warm-up, of the coarse frames: "base" or "coarse"."""
-        return "base" if self.full_frames else "coarse"
-
     def to_dict(self) -> dict:
         """Return plain values for a manifest or fingerprint."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-
-    def families_for_market(self, market: MarketSpec) -> dict[str, FeatureFamily]:
-        """Return the families with columns for this market, in order."""
-        chosen = {name: FAMILIES[name] for name in self.families}
-        return {name: family for name, family in chosen.items() if column_names(family, market, False)}
 
 
 @dataclass(frozen=True)
@@ -130,25 +118,21 @@ class FeatureRows:
     values : [N, F], float32 by default
     names : F column names
     known_at : int64[N], UTC nanoseconds
-    session, segment : int32[N]
+    segment : int32[N]
     close : float64[N], as traded
     base : base bars that these bars completed, as traded; row i is bar `first + i` of it
     joined : frame's minutes -> int64[N], when the newest bar of the frame that the row holds became known
-    exact : True for the bits of the whole history. After a cold start, and in the user's own features, values are
-        within 1e-6 of a column's deviation
     side : of meta-labels the side of the primary rule (`targets.primary_rule`), index known_at; else None
     """
 
     values: np.ndarray
     names: list[str]
     known_at: np.ndarray
-    session: np.ndarray
     segment: np.ndarray
     close: np.ndarray
     base: ResampledBars
     first: int
     joined: dict[int, np.ndarray]
-    exact: bool
     side: pd.Series | None = None
 
     def __len__(self) -> int:
@@ -160,7 +144,7 @@ class FeatureRows:
 
         In a session it is below the frame's length; the first rows of a session see the last session's bar.
         """
-        ages = {timeframe_name(one): (self.known_at - known_at) / MINUTE_NS for one, known_at in self.joined.items()}
+        ages = {frame_name(one): (self.known_at - known_at) / MINUTE_NS for one, known_at in self.joined.items()}
         return {name: {"mean": float(age.mean()), "max": float(age.max())} for name, age in ages.items()}
 
     def to_frame(self) -> pd.DataFrame:
@@ -197,10 +181,10 @@ def build_features(
             done(end - begin)
         rows = _join_pushed_rows(pushed, base, values)
     if not len(rows):
-        wanted = dict.fromkeys(spec.frames, FIRST_BARS[spec.coarse_frame_columns])
+        wanted = dict.fromkeys(spec.frames, FIRST_BARS["coarse"])
         wanted[spec.base_minutes] = FIRST_BARS["base"]
         there = {minutes: len(resample_bars(bars, market, minutes)) for minutes in sorted(wanted)}
-        short = [f"{count:,} bars of {timeframe_name(minutes)}, {wanted[minutes]} wanted"
+        short = [f"{count:,} bars of {frame_name(minutes)}, {wanted[minutes]} wanted"
                  for minutes, count in there.items() if count < wanted[minutes]]  # fmt: skip
         raise BarsError(
             "Too few bars for features",
@@ -218,8 +202,7 @@ def _join_pushed_rows(pushed: list[FeatureRows], base: ResampledBars, values: np
     """Return the rows of all pushes as one; `values` holds a row for each base bar."""
     first = len(base) - sum(map(len, pushed))  # once ready, always ready
     columns: dict[str, Any] = {
-        name: np.concatenate([getattr(one, name) for one in pushed])
-        for name in ("known_at", "session", "segment", "close")
+        name: np.concatenate([getattr(one, name) for one in pushed]) for name in ("known_at", "segment", "close")
     }
     joined = {
         minutes: np.concatenate([one.joined[minutes] for one in pushed]) for minutes in pushed[0].joined
@@ -243,7 +226,7 @@ def find_column_family(market: MarketSpec, name: str) -> FeatureFamily:
     return known[name]
 
 
-def timeframe_name(minutes: int) -> str:
+def frame_name(minutes: int) -> str:
     """Return the name of a frame: 60m, 4h, 1d. A column of it is `rsi_14@60m`."""
     return _LONG_FRAMES.get(minutes, f"{minutes}m")
 
@@ -254,7 +237,7 @@ class FeatureStream:
     Call `push` for bars, and `advance` when a minute ends without one.
 
     cold : the first bar pushed is not the first of the history: no row before `spec.warmup_bars`, and later rows are
-        within 1e-6 instead of exact (`FeatureRows.exact`)
+        within 1e-6 of a column's deviation instead of exact, as the user's own features are in any case
     """
 
     def __init__(
@@ -263,11 +246,10 @@ class FeatureStream:
         self.market, self.cold, self.spec = market, cold, spec or FeatureSpec()
         self._settings = json.dumps({"market": market.to_dict(), "spec": self.spec.to_dict(), "cold": cold})
         families = {name: FAMILIES[name] for name in self.spec.families}
-        full = self.spec.full_frames
         self._base = _Frame(market, self.spec.base_minutes, families, False, dtype)
-        self._coarse = {minutes: _Frame(market, minutes, families, not full, dtype) for minutes in self.spec.frames}
+        self._coarse = {minutes: _Frame(market, minutes, families, True, dtype) for minutes in self.spec.frames}
         on_frames = [
-            f"{name}@{timeframe_name(minutes)}" for minutes, one in self._coarse.items() for name in one.engine.names
+            f"{name}@{frame_name(minutes)}" for minutes, one in self._coarse.items() for name in one.engine.names
         ]
         own = [custom.get_custom_feature(name).name for name in self.spec.custom]
         self.names, self.dtype = self._base.engine.names + on_frames + own, dtype
@@ -335,16 +317,15 @@ class FeatureStream:
             stop = place + len(one.engine.names)
             new = apply_roll_adjustment(coarse[minutes])
             joined[minutes], number = one.join(base.known_at, new, values[:, place:stop])
-            ready &= number >= FIRST_BARS[self.spec.coarse_frame_columns]
+            ready &= number >= FIRST_BARS["coarse"]
             place = stop
         for column, name in enumerate(self.spec.custom, place):
             values[:, column] = self._own(name, adjusted)
         segment = self._stretches(base) if self.spec.spans else base.segment
         first = len(base) - int(np.count_nonzero(ready))  # once ready, always ready
         return FeatureRows(
-            values[first:], self.names, base.known_at[first:], base.session[first:], segment[first:],
+            values[first:], self.names, base.known_at[first:], segment[first:],
             base.close[first:], base, first, {minutes: known_at[first:] for minutes, known_at in joined.items()},
-            exact=not (self.cold or self.spec.custom),
         )  # fmt: skip
 
     def _own(self, name: str, new: ResampledBars) -> np.ndarray:

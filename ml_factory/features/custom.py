@@ -24,6 +24,7 @@ import pandas as pd
 
 from ml_factory.code_fingerprint import user_code_hash
 from ml_factory.data.resample import ResampledBars
+from ml_factory.data.sessions import MINUTE_NS
 from ml_factory.errors import LookAheadError, SettingsError, did_you_mean
 from ml_factory.features.clone_function import clone_function_without_state
 from ml_factory.seeding import seeded_generator
@@ -258,11 +259,11 @@ def custom_feature_proof_bars(count: int) -> ResampledBars:
     day, place = np.divmod(np.arange(count), 60)
     absent = np.cumsum(random.random(count) < 0.03)
     place += absent - absent[60 * day]
-    start = ((19_723 + day) * 1440 + 15 * 60 + place * 5) * 60_000_000_000
+    start = ((19_723 + day) * 1440 + 15 * 60 + place * 5) * MINUTE_NS
     high, low = np.maximum(opens, close) + wicks[0], np.minimum(opens, close) - np.minimum(wicks[1], 0.25)
     session = (19_723 + day).astype(np.int32)
     volume = np.where(unchanged, 0.0, np.floor(random.lognormal(4.0, 2.0, count)))
-    return ResampledBars(5, start, start + 5 * 60_000_000_000, opens, high, low, close, volume, session, session)
+    return ResampledBars(5, start, start + 5 * MINUTE_NS, opens, high, low, close, volume, session, session)
 
 
 def _read_only(bars: ResampledBars) -> ResampledBars:

@@ -115,12 +115,12 @@ def check_bars_on_tick(bars: pd.DataFrame, market: MarketSpec, share_of_training
 _INTERVAL = ("log_loss", "gain_best", "gain_best_low", "gain_best_high")
 
 
-def _model_card(description: Mapping) -> str:
-    """Return the card.
+def _model_card(about: Mapping) -> str:
+    """Return the card in Markdown.
 
-    description : as of `inference.bundle.Bundle`.
+    about : the description of a bundle.
     """
-    about, spec = description, description["spec"]
+    spec = about["spec"]
     market, labels = spec["market"], spec["data"]["labels"]
     parts = "".join(f"- base model: {name}\n" for name in about["models"]) if about["stack"] else ""
     own = ", ".join(f"{name} (module {one['module']}, source {one['hash']})" for name, one in about["custom"].items())
@@ -184,7 +184,7 @@ def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-FORMAT = "ml_factory.bundle/8"
+FORMAT = "ml_factory.bundle/9"
 _AGAIN = "export it again from the workspace (python -m ml_factory export), or copy the file again"
 
 
@@ -309,7 +309,7 @@ class Bundle:
         return _model_card(self.description)
 
     def predict(self, bars: pd.DataFrame, *, stamped: RawBarSpec | None = None, all_rows: bool = False) -> pd.DataFrame:
-        """Predict raw bars: the frame of `pipeline.predict` on the same bars.
+        """Predict raw bars: the table of `pipeline.predict` on the same bars.
 
         bars : one row a bar, with a time column or index, open, high, low, close and, where the market has it, volume;
             as many before the first wanted row as the features need (`description["warmup_bars"]` base bars).
@@ -320,8 +320,8 @@ class Bundle:
         """
         checked, _ = self.spec.check_bars(bars, stamped=stamped)
         check_bars_on_tick(checked, self.spec.market, self.description["off_tick"])
-        frame, _ = self.spec.predict_bars(checked, self.fitted)
-        return add_prediction_splits(frame, self.description, all_rows)
+        table, _ = self.spec.predict_bars(checked, self.fitted)
+        return add_prediction_splits(table, self.description, all_rows)
 
 
 ROWS = 50
@@ -374,5 +374,5 @@ def example_bars(bundle: Bundle) -> pd.DataFrame:
 
 def _predict(bundle: Bundle, bars: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """Return known_at int64 ns and probabilities float64 (rows, 3) of the newest rows."""
-    frame = bundle.predict(bars.reset_index(), all_rows=True).iloc[-ROWS:]
-    return frame.index.as_unit("ns").asi8, frame[PROBABILITIES].to_numpy(np.float64)
+    table = bundle.predict(bars.reset_index(), all_rows=True).iloc[-ROWS:]
+    return table.index.as_unit("ns").asi8, table[PROBABILITIES].to_numpy(np.float64)

@@ -5,7 +5,7 @@ A finding is a function of this tail alone: it holds as long as the tail shows i
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cache, partial
 
 import numpy as np
@@ -13,8 +13,15 @@ import pandas as pd
 
 from ml_factory.data.quality import OFF_SHARE, ON_SHARE, off_tick_rows
 from ml_factory.data.resample import BarChunk, to_bar_chunk
-from ml_factory.data.sessions import DAY_NS, MINUTE_NS, MarketSpec, assign_sessions, scheduled_session_days
-from ml_factory.errors import CheckpointError, SettingsError, refuse_damaged_content, wrong_field_error
+from ml_factory.data.sessions import (
+    DAY_NS,
+    HOLE_MINUTES,
+    MINUTE_NS,
+    MarketSpec,
+    assign_sessions,
+    scheduled_session_days,
+)
+from ml_factory.errors import CheckpointError, SettingsError, refuse_damaged_content
 from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.features.build import FeatureRows
 from ml_factory.inference.bundle import Bundle
@@ -31,7 +38,8 @@ from ml_factory.inference.guard_reference import (
     constant_rows,
     outcome_losses,
 )
-from ml_factory.inference.stream import START_AGAIN, PredictionStream, join_predictions, predictions_to_frame
+from ml_factory.inference.stream import START_AGAIN, PredictionStream, join_predictions, predictions_table
+from ml_factory.models.base import check_settings
 from ml_factory.targets.labels import stored_label_classes
 
 ACTIONS = ("ok", "warn", "abstain", "refuse")  # in order of weight
@@ -48,7 +56,7 @@ _Check = tuple[
 
 
 @dataclass(frozen=True)
-class Finding:
+class GuardFinding:
     """One finding of the guard.
 
     kind : one of KINDS
@@ -95,13 +103,8 @@ class GuardSettings:
     drift_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        for kind in KINDS:
-            if getattr(self, kind) not in ACTIONS:
-                raise wrong_field_error(self, kind, "Unknown action of the guard", wanted=", ".join(ACTIONS))
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name not in KINDS and value is not None and not 0 < value < 1e9:
-                raise wrong_field_error(self, field.name, "A limit of the guard is a positive number", wanted="above 0")
+        limits = dict.fromkeys(("stale_minutes", "gap_minutes", "drift_scale"), "(0, 1e9)")
+        check_settings(self, **dict.fromkeys(KINDS, ACTIONS), **limits)
 
 
 DEFAULT_SETTINGS = GuardSettings()
@@ -140,7 +143,7 @@ class Guard:
     def __init__(self, bundle: Bundle, settings: GuardSettings = DEFAULT_SETTINGS):
         self.settings, self._market, self._reference = settings, bundle.spec.market, bundle.reference
         limits = self._reference.limits if self._reference else {}
-        self._gap = settings.gap_minutes or limits.get("gap_minutes") or self._market.hole_minutes
+        self._gap = settings.gap_minutes or limits.get("gap_minutes") or HOLE_MINUTES
         self._jump = float(np.exp(limits.get("unit_jump", np.log(2))))
         self._stuck = int(limits.get("stuck_bars", 60))
         self._on_tick = self._market.tick is not None and bundle.description["off_tick"] <= ON_SHARE
@@ -221,20 +224,20 @@ class Guard:
         self._waiting.values = np.delete(self._waiting.values, place, axis=0)
         return True
 
-    def findings(self, moments: np.ndarray | None = None, mixed: np.ndarray | None = None) -> list[list[Finding]]:
+    def findings(self, moments: np.ndarray | None = None, mixed: np.ndarray | None = None) -> list[list[GuardFinding]]:
         """Return the findings at each of these rising moments (UTC ns), the weightiest first; None: as of now.
 
         mixed : whether the row of each moment reads bars of two units
         """
         if moments is None or mixed is None:
             moments, mixed = np.array([np.iinfo(np.int64).max]), np.array([self._rows - 1 <= self._last_mixed])
-        out: list[list[Finding]] = [[] for _ in moments]
+        out: list[list[GuardFinding]] = [[] for _ in moments]
         for name, places, message in self._checks(moments, mixed) if len(moments) else ():
             kind, _, part = name.partition(":")
             action = getattr(self.settings, kind)
             text = cache(message)  # of many rows one place is the newest
             for number in np.flatnonzero(places >= 0).tolist() if action != "ok" else ():
-                out[number].append(Finding(kind, action, text(int(places[number])), part))
+                out[number].append(GuardFinding(kind, action, text(int(places[number])), part))
         return [sorted(found, key=_weight) for found in out]
 
     def drift_of_columns(self) -> dict[str, float]:
@@ -425,7 +428,7 @@ class Guard:
         return f"{len(names)} features ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
 
 
-def _check_clock(last_end: int, now: pd.Timestamp, market: MarketSpec, settings: GuardSettings) -> list[Finding]:
+def _check_clock(last_end: int, now: pd.Timestamp, market: MarketSpec, settings: GuardSettings) -> list[GuardFinding]:
     """Return the finding on a newest bar that is too old, or later than the clock.
 
     last_end : end of the newest bar, UTC ns
@@ -440,7 +443,7 @@ def _check_clock(last_end: int, now: pd.Timestamp, market: MarketSpec, settings:
     if ahead > market.bar_minutes:
         message = f"the newest bar ends at {_utc_text(last_end)}, {ahead:.0f} min after the clock "
         message += f"({_utc_text(now_ns)}), bars of the past wanted: is the feed in another zone?"
-    return [Finding("stale", settings.stale, message)]
+    return [GuardFinding("stale", settings.stale, message)]
 
 
 def open_minutes(begin: int, end: int, calendar: str) -> int:
@@ -461,7 +464,7 @@ def _newest(places: np.ndarray | Sequence[int], ends: np.ndarray, recent: int) -
     return np.where(found > ends - recent, found, -1)
 
 
-def _weight(finding: Finding) -> tuple[int, int]:
+def _weight(finding: GuardFinding) -> tuple[int, int]:
     return -ACTIONS.index(finding.action), KINDS.index(finding.kind)
 
 
@@ -488,7 +491,7 @@ class GuardedStream(PredictionStream):
     def __init__(self, bundle: Bundle, settings: GuardSettings = DEFAULT_SETTINGS, *, cold: bool = True):
         super().__init__(bundle, cold=cold)
         self.settings, self.guard = settings, Guard(bundle, settings)
-        self._clock: list[Finding] = []
+        self._clock: list[GuardFinding] = []
 
     def push(self, bars: pd.DataFrame, *, now: pd.Timestamp | None = None) -> pd.DataFrame:
         """Return the predictions that these bars complete, with the columns `guard` and `reason`.
@@ -499,11 +502,11 @@ class GuardedStream(PredictionStream):
         `guard` is "ok", "warn", "abstain" or "refuse"; with the last two the probabilities are NaN. Raises BarsError
         for bars that cannot be, after which the stream is as before.
         """
-        return predictions_to_frame(self.answer_bars(self.check_bars(bars), now))
+        return predictions_table(self.answer_bars(self.check_bars(bars), now))
 
     def advance(self, now: pd.Timestamp) -> pd.DataFrame:
         """Return the predictions of bars that are complete by the clock, once all raw bars up to `now` are pushed."""
-        return predictions_to_frame(self.answer_clock(now))
+        return predictions_table(self.answer_clock(now))
 
     def answer_bars(
         self, bars: pd.DataFrame, now: pd.Timestamp | None = None, newest: int = sys.maxsize
@@ -564,7 +567,7 @@ class GuardedStream(PredictionStream):
         super().load_state(state)
         with refuse_damaged_content(CheckpointError, "This state of a guard is damaged", next_step=START_AGAIN):
             self.guard.load_state(state["guard"])
-            self._clock = [Finding("stale", self.settings.stale, str(message)) for message in state["clock"]]
+            self._clock = [GuardFinding("stale", self.settings.stale, str(message)) for message in state["clock"]]
 
     def _answer(self, rows: FeatureRows, chunk: BarChunk, newest: int = sys.maxsize) -> dict[str, np.ndarray]:
         """Return the predictions of the feature rows that these bars completed, with the guard's answers."""
@@ -582,7 +585,7 @@ class GuardedStream(PredictionStream):
         return found | {name: np.where(silent, np.nan, found[name]) for name in PROBABILITIES}
 
 
-def _action_and_reason(findings: Iterable[Finding]) -> tuple[str, str]:
+def _action_and_reason(findings: Iterable[GuardFinding]) -> tuple[str, str]:
     """Return the weightiest action and all messages."""
     found = list(findings)
     return max((one.action for one in found), key=ACTIONS.index, default="ok"), "; ".join(one.message for one in found)

@@ -15,7 +15,7 @@ import pandas as pd
 
 from ml_factory.data.quality import find_runs_of_true, off_tick_rows
 from ml_factory.data.resample import BarChunk, to_bar_chunk
-from ml_factory.data.sessions import DAY_NS, MINUTE_NS, MarketSpec, assign_sessions
+from ml_factory.data.sessions import DAY_NS, HOLE_MINUTES, MINUTE_NS, MarketSpec, assign_sessions
 from ml_factory.errors import BarsError
 from ml_factory.evaluation.metrics import PROBABILITIES
 
@@ -31,7 +31,7 @@ BINS = 20
 BAR_WINDOW, BAR_STEP, BLOCK_BARS = 240, 10, 1000
 ROW_WINDOW, ROW_STEP, BLOCK_ROWS = 48, 4, 200
 OUTCOME_WINDOW = 100
-USUAL_BARS, RECENT_BARS = 480, 60  # bars whose mean is the usual level, and that of the last hour
+USUAL_BARS, HOUR_BARS = 480, 60  # bars whose mean is the usual level, and that of the last hour
 _STRATA = 48  # half hours since the session's open
 _ROWS_LOOKED_AT = 20_000  # newest training rows whose windows give thresholds of features
 _PROBABILITY_MARGIN = 1.25  # the bins of probabilities are of the validation rows that give the threshold
@@ -200,7 +200,7 @@ def bar_channels(chunk: BarChunk, market: MarketSpec, season: Mapping[str, Any])
     change, before = np.diff(minutes, prepend=minutes[:1]) / market.bar_minutes, np.append(np.nan, close[:-1])
     same = np.append(False, day[1:] == day[:-1])
     adjacent = np.where(same & (change == 1), 1.0, np.nan)
-    usual = np.exp(season["range"][stratum] + _mean_before(level, RECENT_BARS)) * adjacent
+    usual = np.exp(season["range"][stratum] + _mean_before(level, HOUR_BARS)) * adjacent
     with np.errstate(divide="ignore", invalid="ignore"):
         move, step = np.log(close / before) / usual, np.log(opened / before) / usual
         moved = np.where(high > low, high - low, np.nan)
@@ -301,7 +301,7 @@ def _bar_limits(chunk: BarChunk, market: MarketSpec) -> dict[str, float]:
     stuck = float(np.sort(runs)[-(1 + len(close) // 10_000) :][0]) if len(runs) else 1.0
     least_gap = 10 * market.bar_minutes
     return {
-        "gap_minutes": float(np.clip(2 * gap, least_gap, max(market.hole_minutes, least_gap))),
+        "gap_minutes": float(np.clip(2 * gap, least_gap, max(HOLE_MINUTES, least_gap))),
         "unit_jump": float(np.clip(1.5 * jump, np.log(1.1), np.log(3))),
         "stuck_bars": float(np.clip(2 * stuck, 20, USUAL_BARS)),
         "off_tick": 0.0 if market.tick is None else float(off_tick_rows(chunk.columns[:4], market.tick).mean()),

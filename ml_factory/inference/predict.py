@@ -29,7 +29,7 @@ from ml_factory.models.session_clock import SessionClockOffset
 from ml_factory.targets.labels import LabelSpec, stored_label_classes
 from ml_factory.targets.primary_rule import primary_rule_side
 
-FORMAT = "ml_factory.model/3"
+FORMAT = "ml_factory.model/4"
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class TrainedModel:
     """A model with all it needs to predict from unscaled features.
 
     model_state : `get_state()` of the model.
-    scaler : `RobustScaler.to_dict()`.
+    scaler : the fitted steps of preprocessing, as plain values.
     feature_names : the columns it was trained on, in order.
     spec : settings of features and labels.
     calibration : `Calibration.to_dict()`.
@@ -288,7 +288,7 @@ def stacked_predictions(state: Mapping, predictions: Mapping[str, pd.DataFrame])
     predictions : base model -> its probabilities without calibration.
     """
     index = common_prediction_index(predictions)
-    parts = {name: frame.loc[index, PROBABILITIES].to_numpy() for name, frame in predictions.items()}
+    parts = {name: table.loc[index, PROBABILITIES].to_numpy() for name, table in predictions.items()}
     return pd.DataFrame(_stack_probabilities(state, parts), index=index, columns=PROBABILITIES)
 
 
@@ -297,9 +297,9 @@ def _stack_probabilities(state: Mapping, parts: Mapping[str, np.ndarray]) -> np.
     return condition_on_classes(p_N3, stored_label_classes(state["spec"]))
 
 
-def common_prediction_index(frames: Mapping[str, pd.DataFrame]) -> pd.DatetimeIndex:
-    """Return the rows that all frames have, in time order."""
-    first, *others = [frame.index for frame in frames.values()]
+def common_prediction_index(tables: Mapping[str, pd.DataFrame]) -> pd.DatetimeIndex:
+    """Return the rows that all tables have, in time order."""
+    first, *others = [table.index for table in tables.values()]
     return reduce(pd.Index.intersection, others, first)
 
 
@@ -355,16 +355,11 @@ class PredictionSpec:
         """
         matrix = build_features(bars, self.market, self.features)
         features = matrix.to_frame()
-        frame = fitted.predict_features(features, segment=matrix.segment)
+        table = fitted.predict_features(features, segment=matrix.segment)
         if self.labels.kind == "meta":
-            frame = keep_bets(frame, primary_rule_side(matrix.base, self.labels, self.market))
-        return frame, pd.Series(matrix.close, index=features.index, name="close")
-
-
-def keep_bets(frame: pd.DataFrame, side: pd.Series) -> pd.DataFrame:
-    """Return the predictions of meta-labels where the primary side is not 0, with that `side`."""
-    side = side.reindex(frame.index)
-    return frame.assign(side=side)[np.asarray(side != 0)]
+            table = table.assign(side=primary_rule_side(matrix.base, self.labels, self.market))
+            table = table[table["side"] != 0]
+        return table, pd.Series(matrix.close, index=features.index, name="close")
 
 
 OUT_OF_SAMPLE = ("test", "new")
@@ -395,21 +390,21 @@ def split_by_times(known_at: np.ndarray, times: Mapping[str, str]) -> np.ndarray
     return names
 
 
-def add_prediction_splits(frame: pd.DataFrame, facts: Mapping, all_rows: bool) -> pd.DataFrame:
+def add_prediction_splits(table: pd.DataFrame, facts: Mapping, all_rows: bool) -> pd.DataFrame:
     """Add the columns `split` and `run_id`, and keep out-of-sample rows (test and new) only, unless `all_rows`.
 
     facts : of a finished model: symbol, run_id, split_times.
     Raises FactoryError where no row is out of sample.
     """
-    split = split_by_times(frame.index.as_unit("ns").asi8, facts["split_times"])
-    frame = frame.assign(split=split, run_id=facts["run_id"])
-    if all_rows and len(frame):
-        return frame
-    kept = frame[np.isin(frame["split"].to_numpy(dtype=object), OUT_OF_SAMPLE)]
+    split = split_by_times(table.index.as_unit("ns").asi8, facts["split_times"])
+    table = table.assign(split=split, run_id=facts["run_id"])
+    if all_rows and len(table):
+        return table
+    kept = table[np.isin(table["split"].to_numpy(dtype=object), OUT_OF_SAMPLE)]
     if not len(kept):
         raise FactoryError(
             "No row of these bars is out of sample", where=facts["symbol"],
-            got=f"rows until {frame.index[-1]}" if len(frame) else "no rows",
+            got=f"rows until {table.index[-1]}" if len(table) else "no rows",
             wanted=f"rows from {facts['split_times']['test']} on, where the test rows begin",
             next_step="newer bars, or --all (all_rows=True) for rows the model was fitted or chosen on",
         )  # fmt: skip

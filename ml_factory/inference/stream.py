@@ -53,11 +53,11 @@ class PredictionStream:
         bars : raw bars in the format of the training's, in time order, all later than those before.
         Raises BarsError for bars that cannot be, SettingsError for other columns than the market has.
         """
-        return predictions_to_frame(self.predict_rows(self.feature_rows(self.check_bars(bars))))
+        return predictions_table(self.predict_rows(self.feature_rows(self.check_bars(bars))))
 
     def advance(self, now: pd.Timestamp) -> pd.DataFrame:
         """Return the predictions of bars that are complete by the clock, once all raw bars up to `now` are pushed."""
-        return predictions_to_frame(self.predict_rows(self.clock_rows(now)))
+        return predictions_table(self.predict_rows(self.clock_rows(now)))
 
     def feature_rows(self, bars: pd.DataFrame | BarChunk) -> FeatureRows:
         """Return the feature rows that bars of `check_bars` complete, for `predict_rows`."""
@@ -154,7 +154,7 @@ class PredictionStream:
         return found | {"split": split_by_times(known_at, facts["split_times"]), "run_id": run}
 
 
-def predictions_to_frame(found: Mapping[str, np.ndarray]) -> pd.DataFrame:
+def predictions_table(found: Mapping[str, np.ndarray]) -> pd.DataFrame:
     """Return the columns of `PredictionStream.predict_rows` as a table, index known_at."""
     index = pd.DatetimeIndex(found["known_at"].view("M8[ns]"), tz="UTC", name="known_at")
     columns = {name: pd.array(one, dtype="str") if one.dtype == object else one for name, one in found.items()}

@@ -13,13 +13,12 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.sessions import MINUTE_NS, assign_sessions
+from ml_factory.data.sessions import MINUTE_NS, PRICES, assign_sessions
 from ml_factory.leakage.tables import Table
 from ml_factory.seeding import seeded_generator
 
 CLOCKS_THAT_CHANGE = ("America/New_York", "Europe/London")
 EDGES_MIN = (15, 60, 240)
-PRICES = ("open", "high", "low", "close")
 TRUNCATE = "truncate"
 SAME_TIMES = ("rewrite",)
 MOST_INSERTED = 500  # absent bars after the cut that are filled in

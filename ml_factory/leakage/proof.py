@@ -43,28 +43,25 @@ class ProofSpec:
     whole_cuts : how many of them are tested on the whole file too
     ways : perturbations of the future in addition to its truncation
     whole_ways : of those the ones on the whole file
-    features : at each cut, features are tested too; False: at one for each of `whole_cuts`, and by the feed, which
-        takes a third of the time; and a window meets one future, in turns, instead of all
+    thorough : at each cut features are tested too, and a window meets every future; False: features at one cut for each
+        of `whole_cuts`, and by the feed, and a window meets one future, in turns: a third of the time
     ahead : bars of future in a window
     feed_pushes : pushes of the feed that features are compared with
     feed_all : the pushes cover the file; False: they are short and end at cuts of every kind
     fit_rows : labels on which fitted objects are tested
     fit_splits : on the first so many of the splits; None: on every one, of all schemes and folds
-    enough : different leaks after which the proof stops
     """
 
     cuts: int = FULL_CUTS
     whole_cuts: int = 8
     ways: tuple[str, ...] = tuple(PERTURBATIONS)
     whole_ways: tuple[str, ...] = tuple(PERTURBATIONS)
-    features: bool = True
+    thorough: bool = True
     ahead: int = 3_000
     feed_pushes: int = 10_000
     feed_all: bool = True
     fit_rows: int = 30_000
     fit_splits: int | None = None
-    enough: int = 1_000
-    seed: int = 0
 
     def __post_init__(self):
         if isinstance(self.cuts, bool) or not isinstance(self.cuts, int) or self.cuts < 1:
@@ -73,15 +70,15 @@ class ProofSpec:
 
     @property
     def form(self) -> str:
-        """ "full" with at least 50 cuts and features at each of them, else "quick"."""
-        return "full" if self.cuts >= FULL_CUTS and self.features else "quick"
+        """ "full" with at least 50 cuts, and thorough; else "quick"."""
+        return "full" if self.cuts >= FULL_CUTS and self.thorough else "quick"
 
 
 QUICK = ProofSpec(
     cuts=16,
     whole_cuts=1,
     whole_ways=(),
-    features=False,
+    thorough=False,
     ahead=1_500,
     feed_pushes=48,
     feed_all=False,
@@ -100,7 +97,7 @@ def prove(
 
         facts : facts of the market, from the first `head` bars or from settings
         tables : every part that is built, under its name: "features", "frame 60m", "labels h20"; of features on request
-        stretches, feed : pushes of a live feed, and their rows of features
+        feed_plan, feed : pushes of a live feed, and their rows of features
         splits : every split of the rows of these labels
         fit : all objects that are fitted on a split; values [L, F] are the feature rows of the labels
 
@@ -129,7 +126,7 @@ class _ProofRun:
 
     def __init__(self, subject: Any, bars: pd.DataFrame, spec: ProofSpec):
         self.subject, self.bars, self.spec = subject, bars, spec
-        self.findings = Findings(spec.enough)
+        self.findings = Findings()
 
     # ---- cuts ----
 
@@ -142,7 +139,7 @@ class _ProofRun:
         warm = int(np.searchsorted(start, rows[min(LEAST_ROWS, len(rows) - 1)])) + 1
         labels = {part: table for part, table in self.whole.items() if part.startswith("labels")}
         self.cuts = self.findings.cuts = choose_cut_points(
-            self.bars, self.facts["calendar"], self.spec.cuts, seed=self.spec.seed, earliest=warm, rows=rows,
+            self.bars, self.facts["calendar"], self.spec.cuts, earliest=warm, rows=rows,
             labels=labels, bar_minutes=self.bar_minutes,
         )  # fmt: skip
         if not self.cuts:  # without a cut nothing is proved
@@ -151,18 +148,16 @@ class _ProofRun:
         head = self.findings.guarded(lambda: self.subject.head(self.bars)) or 0
         small = warm + SPARE_BARS + self.spec.ahead > 0.6 * len(self.bars)  # a window would be most of the file
         for number, cut in enumerate(self.cuts):
-            if self.findings.full:
-                break
             spread = self.is_spread(number)
-            features, whole = self.spec.features or spread, (0, len(self.bars), self.whole)
+            features, whole = self.spec.thorough or spread, (0, len(self.bars), self.whole)
             back = SPARE_BARS + (warm if features else 0)
             low, high, clean = whole if small else self.window(cut, back, features)
             ways = (TRUNCATE, *self.spec.ways)
-            if not self.spec.features and not small:  # alternating
+            if not self.spec.thorough and not small:  # alternating
                 ways = (ways[number % len(ways)],)
             self.compare(cut, low, high, clean, ways, features)
             if not small and low and spread:
-                self.compare(cut, *whole, (TRUNCATE, *self.spec.whole_ways), self.spec.features)
+                self.compare(cut, *whole, (TRUNCATE, *self.spec.whole_ways), self.spec.thorough)
             if spread and cut.first >= head:
                 self.check_facts(cut)
             done(len(self.bars) * (number + 1) // len(self.cuts) - len(self.bars) * number // len(self.cuts))
@@ -200,8 +195,6 @@ class _ProofRun:
         """Perturb the bars after the cut in each way, build, and record every difference up to the cut."""
         scope = "whole file" if high - low == len(self.bars) else "window"
         for way in ways:
-            if self.findings.full:
-                return
             other = self.findings.guarded(
                 lambda way=way: self.tables(self.perturbed(cut, way, low, high), features),
                 cut=cut.moment, why=cut.why, way=way,
@@ -214,7 +207,7 @@ class _ProofRun:
                 self.findings.add(compare(part, table.known_by(until), ours, cut.why, found_at=at))
 
     def perturbed(self, cut: CutPoint, way: str, low: int = 0, high: int | None = None) -> pd.DataFrame:
-        return perturb_future_bars(self.bars.iloc[low:high], cut.first - low, way, self.spec.seed, self.bar_minutes)
+        return perturb_future_bars(self.bars.iloc[low:high], cut.first - low, way, bar_minutes=self.bar_minutes)
 
     def check_facts(self, cut: CutPoint) -> None:
         """Check that the facts of the market are the same whatever follows the bars they are derived from."""
@@ -235,18 +228,17 @@ class _ProofRun:
 
     def check_feed(self, built: Any) -> None:
         """Compare rows with those of a feed, at whose pushes no later bar exists, for leaks that no cut meets."""
-        if not self.spec.feed_pushes or self.findings.full:
+        if not self.spec.feed_pushes:
             return
-        states = built.states if built else {}
-        stretches = built.stretches if states else self.subject.stretches(self.bars, self.facts, self.spec)
-        fed = self.findings.guarded(lambda: self.subject.feed(self.bars, self.facts, stretches, states))
+        plan = (built and built.feed) or self.subject.feed_plan(self.bars, self.facts, self.spec)
+        fed = self.findings.guarded(lambda: self.subject.feed(self.bars, self.facts, plan))
         if fed is not None:
-            self.findings.count("features, fed bar by bar", len(stretches))
+            self.findings.count("features, fed bar by bar", len(plan.stretches))
             known = self.whole["features"].proven
             rows = self.whole["features"].rows[[name for name in fed if name in self.whole["features"].rows]]
             if not self.spec.feed_all:  # those that became known in the stretches
                 ended = self.bars.index.as_unit("ns").asi8 + self.bar_minutes * MINUTE_NS
-                first, stop = np.searchsorted(known, ended[np.array(stretches) - 1], side="right").T
+                first, stop = np.searchsorted(known, ended[np.array(plan.stretches) - 1], side="right").T
                 rows = rows.iloc[np.concatenate([np.arange(*one) for one in zip(first, stop, strict=True)])]
             at = {"disturbance": "live feed", "scope": "whole file"}
             leaks = compare("features", fed, rows, "its own bar", found_at=at)

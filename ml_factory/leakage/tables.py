@@ -68,12 +68,11 @@ class Findings:
 
     compared : part -> rows or values compared
     cuts : the moments tested
-    enough : number of leaks after which a proof stops looking
     tamper : from a stage and a value to the value to use there (None: the same object), to test the checks themselves
     """
 
-    def __init__(self, enough: int = 1_000, tamper: Tamper | None = None):
-        self.enough, self.tamper, self.compared, self.cuts = enough, tamper, {}, []
+    def __init__(self, tamper: Tamper | None = None):
+        self.tamper, self.compared, self.cuts = tamper, {}, []
         self._leaks: dict[tuple[str, str], Leak] = {}
 
     @property
@@ -83,11 +82,6 @@ class Findings:
     @property
     def passed(self) -> bool:
         return not self._leaks
-
-    @property
-    def full(self) -> bool:
-        """True once enough leaks are found."""
-        return len(self._leaks) >= self.enough
 
     def given(self, stage: str, value: object) -> object:
         """Return what `tamper` gives back for a copy of the value at this stage; without one the value itself."""

@@ -32,7 +32,7 @@ from ml_factory.storage.serialization import read_state_file as read_state
 from ml_factory.storage.serialization import write_state_file as write_state
 
 WATCHED = ("numpy", "pandas", "scikit-learn", "xgboost", "lightgbm", "catboost", "torch")
-STATE_FORMAT = 2  # of the states of models, and of the checkpoints of their fits
+STATE_FORMAT = 3  # of the states of models, and of the checkpoints of their fits
 FLAT_EPOCHS, FLAT_SHARE = 3, 1e-3  # epochs, and share of the loss, within which a training loss is called flat
 _log = logging.getLogger("ml_factory.training")
 
@@ -43,11 +43,10 @@ class ModelFitResult:
 
     history : one dict per epoch (or booster block): epoch, train_loss, val_loss (None without validation), seconds.
     best_epoch : epoch (from 1) of the final model.
-    best_round : the same for boosters, in rounds.
     resumed_from : finished epochs (blocks) that the run resumed after; None from the start.
     resumed_step : optimizer step that a network resumed at.
     stopped_early : True where early stopping ended the fit.
-    exact : False when it was continued on another machine, thread count or library; `nondeterminism` holds the reasons.
+    nondeterminism : why its bits may differ from an uninterrupted fit: another machine, thread count or library.
     compiles : train, accumulate, evaluate -> number of compilations by a lazy device.
     machine : of networks: device, threads, precision, parameters, peak_bytes (None where the device does not report
         it), rows_per_second (of this session, validation included).
@@ -55,11 +54,9 @@ class ModelFitResult:
 
     history: list[dict] = field(default_factory=list)
     best_epoch: int = 0
-    best_round: int | None = None
     resumed_from: int | None = None
     resumed_step: int | None = None
     stopped_early: bool = False
-    exact: bool = True
     nondeterminism: tuple[str, ...] = ()
     compiles: dict = field(default_factory=dict)
     machine: dict = field(default_factory=dict)
@@ -112,7 +109,7 @@ class ModelBase:
     _inputs(x, where, features) : checked inputs; of so many features where that is not 0.
     _column(x, column) : one feature of the inputs, (N,); of a window its last step.
     _arrays(x) : the arrays of the inputs, for the checksum of a run.
-    _learn(spec, train, valid, run, callbacks, checkpoints) : fit; `run` is what a checkpoint must match to be resumed.
+    _learn(spec, train, valid, identity, callbacks, checkpoints) : fit; a checkpoint of another identity is refused.
     _scores(x) : class scores (N, 3) without the offset.
     _parts() : the fitted model in plain values, parts of its state.
     _parts_of_checkpoint(saved) : the same from a checkpoint of a fit, finished or not.
@@ -151,12 +148,12 @@ class ModelBase:
                 part.weight = part.weight * factor[part.target]
         self._start_from_offset(spec, parts)
         arrays = [array for part in parts for array in (*self._arrays(part.x), part.target, part.weight)]
-        run = {
+        identity = {
             "format": STATE_FORMAT, "model": self.name, "settings": self._settings_dict(spec.identity()),
             "data": training_data_checksum(self.n_features, *arrays), "offset": self.offset and self.offset.to_dict(),
         }  # fmt: skip
         train, valid = (*parts, None)[:2]
-        return self._learn(spec, train, valid, run, _bind_model_to_callbacks(callbacks, self), checkpoints)
+        return self._learn(spec, train, valid, identity, _bind_model_to_callbacks(callbacks, self), checkpoints)
 
     def _checked_rows(self, x, y, weight=None, *, where: str, features: int = 0) -> TrainingRows:
         x = self._inputs(x, where, features)
@@ -357,7 +354,7 @@ def refuse_damaged_training() -> AbstractContextManager:
 
 
 def restore_callback_history(callbacks: Iterable, history: Iterable[Mapping]) -> None:
-    """Pass the epochs before this session, as in `FitResult.history`, to callbacks that have `remember`."""
+    """Pass the epochs before this session, as in `ModelFitResult.history`, to callbacks that have `remember`."""
     past = [dict(epoch) for epoch in history]
     for callback in callbacks:
         if past and hasattr(callback, "remember"):

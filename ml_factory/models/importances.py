@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.lazy_module import LazyModule
-from ml_factory.models.base import ModelBase
 from ml_factory.models.rows import CLASSES
 from ml_factory.models.tabular import TabularModel
 
@@ -14,24 +13,22 @@ inspection, metrics = LazyModule("sklearn.inspection"), LazyModule("sklearn.metr
 
 
 def feature_importance_table(
-    model: ModelBase, names: Sequence[str], x, y, weight=None, *, top: int = 20, rows: int = 2_000, repeats: int = 3
+    model: TabularModel, names: Sequence[str], x, y, weight=None, *, top: int = 20, rows: int = 2_000, repeats: int = 3
 ) -> pd.DataFrame:
     """Return a row per feature, those of greatest gain: gain (share of training's), permuted (nats a row), spread.
 
     permuted : increase of the weighted log loss when the feature is shuffled (Breiman 2001), mean of the repeats;
         spread is their deviation. Near 0 the model does not use the feature, or others replace it; below, it did harm.
     x, y, weight : validation rows: unseen by training, and no test rows.
-    rows : number of evenly spaced rows to permute, at most. Empty for a network, which has no gains.
+    rows : number of evenly spaced rows to permute, at most.
     """
     columns = ["gain", "permuted", "spread"]
-    if not isinstance(model, TabularModel):
-        return pd.DataFrame(columns=columns, index=pd.Index([], name="feature"), dtype=float)
     gain = model.importances()
     best = np.argsort(-gain, kind="stable")[:top]
     some = np.unique(np.linspace(0, len(x) - 1, min(rows, len(x))).astype(np.int64))
     x, y, weight = np.array(x)[some], np.asarray(y)[some], None if weight is None else np.asarray(weight)[some]
 
-    def score(model: ModelBase, permuted: np.ndarray, y: np.ndarray, sample_weight=None) -> float:
+    def score(model: TabularModel, permuted: np.ndarray, y: np.ndarray, sample_weight=None) -> float:
         x[:, best] = permuted
         return -metrics.log_loss(y, model.predict_proba(x), sample_weight=sample_weight, labels=CLASSES)
 

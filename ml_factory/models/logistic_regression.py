@@ -6,14 +6,14 @@ N rows, F features, K classes; the last row of w_PK (P = F + 1) is the bias. A r
 from dataclasses import dataclass
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import check_settings, mean_log_loss, processor_name, softmax
 from ml_factory.models.rows import TrainingRows
 from ml_factory.models.tabular import BlockTrainer, TabularModel, TabularSpec, early_stopping_round
 
-optimize, preprocessing = LazyModule("scipy.optimize"), LazyModule("sklearn.preprocessing")  # only a fit reads them
+optimize, preprocessing = LazyModule("scipy.optimize"), LazyModule("sklearn.preprocessing")
+threadpoolctl = LazyModule("threadpoolctl")  # only a fit reads these three
 
 K = 3
 
@@ -76,7 +76,8 @@ class _Trainer(BlockTrainer):
 
     def __init__(self, spec: _LogisticRegressionSpec, parts: list[TrainingRows]):
         self.spec, self.parts, train = spec, parts, parts[0]
-        with threadpool_limits(spec.thread_count), np.errstate(invalid="ignore"):  # a column may have no value
+        # A column may have no value.
+        with threadpoolctl.threadpool_limits(spec.thread_count), np.errstate(invalid="ignore"):
             scale = preprocessing.StandardScaler().fit(train.x[train.weight > 0])
             self.scale = {"mean": np.nan_to_num(scale.mean_), "deviation": np.nan_to_num(scale.scale_, nan=1.0)}
             self.x_NP = [_scaled(part.x, *self.scale.values(), spec.clip).astype(np.float32) for part in parts]
@@ -84,7 +85,7 @@ class _Trainer(BlockTrainer):
         self.penalty_P1[-1] = 0
         self.path: list[np.ndarray] = []
         self.losses: list[list[float]] = [[], []]
-        with threadpool_limits(spec.thread_count):
+        with threadpoolctl.threadpool_limits(spec.thread_count):
             self._run()
 
     def grow(self, first, until, seed):

@@ -100,7 +100,7 @@ def resolve_registry_entry(dotted: str | type) -> Any:
 
 
 def build_model(name: str, **settings: Any) -> ModelBase:
-    """Build an unfitted model. Settings are fields of its dataclass, or names of `models.settings`.
+    """Build an unfitted model. Settings are fields of its dataclass, or names of `models.setting_names`.
 
     Raises SettingsError for an unknown setting, with the nearest spelling.
     """
@@ -110,7 +110,7 @@ def build_model(name: str, **settings: Any) -> ModelBase:
 
 
 def registered_model_settings(name: str, given: Mapping) -> dict:
-    """Return a model's settings by this project's names. Raises SettingsError as `models.settings` does."""
+    """Return a model's settings by this project's names. Raises SettingsError as `models.setting_names` does."""
     if find_model_spec(name).windowed:
         return rename_network_settings(name, given, resolve_registry_entry(_TRAINING).batch)
     return rename_tabular_settings(name, given, resolve_registry_entry(_BLOCKS).block)

@@ -80,7 +80,6 @@ class SessionClock:
     shares_C3: np.ndarray
     usual: np.ndarray | None = None
     edges: np.ndarray | None = None
-    state_pseudo_count: float = 0.0
     state_shares_CV3: np.ndarray | None = None
 
     @classmethod
@@ -98,13 +97,13 @@ class SessionClock:
         volatility : (M,) trailing volatility of these rows; None: time alone.
         """
         y = np.asarray(y)
-        class_shares(y)  # raises without labels
+        prior = class_shares(y)  # raises without labels
         code, block = y.astype(np.int64) + 1, np.arange(len(y)) * BLOCKS // len(y)
         cell = _cells(time, horizon, bar_minutes)
         cells = PROGRESS_BINS + session_end_cells(horizon)
         counts_BC3 = _counts(block, cell, code, cells)
         pseudo_count = _best_pseudo_count(counts_BC3, _left_out_priors(counts_BC3))
-        shares_C3 = _shrunk(counts_BC3.sum(axis=0), class_shares(y), pseudo_count)
+        shares_C3 = _shrunk(counts_BC3.sum(axis=0), prior, pseudo_count)
         if volatility is None:
             return cls(horizon, bar_minutes, pseudo_count, shares_C3)
         usual = _usual(time.progress_bin(), volatility)
@@ -118,10 +117,8 @@ class SessionClock:
         others_BC3 = _shrunk(_left_out(counts_BC3), _left_out_priors(counts_BC3), pseudo_count)
         state_count = _best_pseudo_count(joint_BJ3, np.repeat(others_BC3, VOLATILITY_STATES, axis=1))
         shares_J3 = _shrunk(joint_BJ3.sum(axis=0), np.repeat(shares_C3, VOLATILITY_STATES, axis=0), state_count)
-        return cls(
-            horizon, bar_minutes, pseudo_count, shares_C3, usual, edges, state_count,
-            shares_J3.reshape(cells, VOLATILITY_STATES, 3),
-        )  # fmt: skip
+        state_shares_CV3 = shares_J3.reshape(cells, VOLATILITY_STATES, 3)
+        return cls(horizon, bar_minutes, pseudo_count, shares_C3, usual, edges, state_shares_CV3)
 
     def predict(self, time: SessionTime, volatility: np.ndarray | None = None) -> np.ndarray:
         """Return class shares of the rows' cells, float64 (N, 3); with `volatility` (N,) those of their volatility

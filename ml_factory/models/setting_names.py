@@ -76,7 +76,7 @@ def rename_tabular_settings(where: str, given: Mapping, block: int) -> dict:
     return own
 
 
-def parse_named_settings(text: str, where: str = "SETTINGS") -> dict[str, Any]:
+def parse_named_settings(text: str) -> dict[str, Any]:
     """Parse `batch_size=64, mixed_precision=bf16` to {"batch_size": 64, "mixed_precision": "bf16"}; "" is {}.
 
     Raises SettingsError for a part that is not NAME=VALUE, or a repeated name.
@@ -86,11 +86,13 @@ def parse_named_settings(text: str, where: str = "SETTINGS") -> dict[str, Any]:
         name, sign, value = (piece.strip() for piece in part.partition("="))
         if not (sign and value and re.fullmatch(r"[A-Za-z_][\w.]*", name)):
             raise SettingsError(
-                "A setting is NAME=VALUE", where=where, got=repr(part), wanted="such as batch_size=64",
+                "A setting is NAME=VALUE", where="SETTINGS", got=repr(part), wanted="such as batch_size=64",
                 next_step="separate several with commas",
             )  # fmt: skip
         if name in found:
-            raise SettingsError("A setting is given twice", where=where, got=name, next_step="leave one of them out")
+            raise SettingsError(
+                "A setting is given twice", where="SETTINGS", got=name, next_step="leave one of them out"
+            )
         found[name] = parse_setting_value(value)
     return found
 
@@ -107,8 +109,8 @@ def parse_setting_value(text: str) -> Any:
     except ValueError:
         if text.startswith(("[", "{")):
             raise SettingsError(
-                "A list or table is written as JSON", where="--set", got=text, wanted='["a", "b"] or {"a": 1}',
-                next_step="quote it for the shell: --set 'features.custom=[\"name\"]'",
+                "A list or table is written as JSON", got=text, wanted='["a", "b"] or {"a": 1}',
+                next_step="quote it for the shell: 'features.custom=[\"name\"]'",
             ) from None  # fmt: skip
         return text.strip("'\"")
 

@@ -133,11 +133,11 @@ class TabularModel(ModelBase):
 
     # ---------------------------------------------------------------------- training
 
-    def _learn(self, spec, train, valid, run, callbacks, checkpoints):
+    def _learn(self, spec, train, valid, identity, callbacks, checkpoints):
         here, saved = self._environment(spec), checkpoints.load() if checkpoints is not None else None
-        nothing = {**run, "environment": here, "inexact": [], "rounds": 0, "history": [], "train": [], "val": []}
+        nothing = {**identity, "environment": here, "inexact": [], "rounds": 0, "history": [], "train": [], "val": []}
         progress = dict(saved["state"]) if saved else nothing
-        check_checkpoint_of_same_fit(progress, run)
+        check_checkpoint_of_same_fit(progress, identity)
         # Nondeterminism is permanent: its reasons are stored with the run.
         reasons = describe_differences(progress["environment"], here)
         if getattr(spec, "device", "cpu") != "cpu":
@@ -154,8 +154,8 @@ class TabularModel(ModelBase):
             self._load_parts(self._parts_of_checkpoint(progress))
         return ModelFitResult(
             history=list(progress["history"]), best_epoch=-(-self.best_round // spec.block),
-            best_round=self.best_round, resumed_from=resumed_from, stopped_early=progress["rounds"] < spec.rounds,
-            exact=not progress["inexact"], nondeterminism=tuple(progress["inexact"]),
+            resumed_from=resumed_from, stopped_early=progress["rounds"] < spec.rounds,
+            nondeterminism=tuple(progress["inexact"]),
         )  # fmt: skip
 
     def _train(

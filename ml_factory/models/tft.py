@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ml_factory.errors import SettingsError
 from ml_factory.models.base import check_settings
 from ml_factory.models.recurrent_layers import LSTMLayer
+from ml_factory.models.transformer import check_heads
 
 EPS = 1e-3  # of the layer norms, as in the authors' code
 PIECE = 2**21  # numbers per piece on a CPU: larger tensors would need new pages each time
@@ -185,10 +185,7 @@ class TFTSpec:
     def __post_init__(self):
         some, share = "[1, inf)", "[0, 1)"
         check_settings(self, width=some, heads=some, layers=some, dropout=share)
-        if self.width % self.heads:
-            raise SettingsError(
-                "Cannot build a TFT", where="heads", got=self.heads, wanted=f"a divisor of {self.width}"
-            )
+        check_heads(self)
 
 
 @dataclass(frozen=True)

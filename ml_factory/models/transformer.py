@@ -6,6 +6,7 @@ X width of a code, C classes.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -140,7 +141,7 @@ class ITransformerSpec:
     def __post_init__(self):
         some = "[1, inf)"
         check_settings(self, width=some, heads=some, layers=some, inner=some, read=some, dropout="[0, 1)")
-        _check_heads(self)
+        check_heads(self)
 
 
 class ITransformer(nn.Module):
@@ -187,7 +188,7 @@ class PatchTSTSpec:
     def __post_init__(self):
         some = "[1, inf)"
         check_settings(self, patch=some, stride=some, width=some, heads=some, layers=some, inner=some, dropout="[0, 1)")
-        _check_heads(self)
+        check_heads(self)
 
 
 class PatchTST(nn.Module):
@@ -226,6 +227,7 @@ class PatchTST(nn.Module):
         return self.head(self.head_drop(code_BFND.mean(dim=2)), level_BF2)
 
 
-def _check_heads(spec: PatchTSTSpec | ITransformerSpec) -> None:
+def check_heads(spec: Any) -> None:
+    """Raise SettingsError unless `spec.heads` divides `spec.width`."""
     if spec.width % spec.heads:
         raise SettingsError("No such heads", where="heads", got=spec.heads, wanted=f"a divisor of {spec.width}")

@@ -4,7 +4,7 @@ B rows of a batch, N samples, H height, W width.
 """
 
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -139,15 +139,6 @@ class ImageBatches:
     def prefetch(self, positions: np.ndarray) -> None:
         """Announce the next positions."""
         self._ahead = positions.tobytes(), self._start(positions)
-
-    def batches(self, wanted: Iterable[np.ndarray]) -> Iterator[tuple[torch.Tensor, ...]]:
-        """Yield the batch of each of these positions; the next one is decoded meanwhile."""
-        remaining = list(wanted)
-        for number, positions in enumerate(remaining):
-            batch = self(positions)
-            if number + 1 < len(remaining):
-                self.prefetch(remaining[number + 1])
-            yield batch
 
     def close(self) -> None:
         """End the threads."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 from ml_factory.lazy_module import LazyModule
-from ml_factory.seeding import derive_seed
+from ml_factory.recipes.run import drawn_from
 from ml_factory.storage.json_values import fingerprint_json
 
 transformers, tokenizers = LazyModule("transformers"), LazyModule("tokenizers")
@@ -174,11 +174,3 @@ def hub_errors(what: str, name: str) -> Iterator[None]:
             wanted="a name at the Hugging Face hub that this machine reaches or has cached, or a folder with "
             "safetensors", next_step="check the name; without a network give a folder, or builtin:small",
         ) from error  # fmt: skip
-
-
-@contextmanager
-def drawn_from(seed: int, name: str) -> Iterator[None]:
-    """Inside the block random numbers come from the seed and a name; afterwards the caller's go on."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(derive_seed(seed, Path(name).name, "init"))
-        yield

@@ -18,10 +18,9 @@ from ml_factory.errors import CheckpointError, SettingsError
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import check_values
 from ml_factory.recipes.images import ImageBatches, MadeUpSamples, SamplesPart, ShardSamples
-from ml_factory.recipes.run import is_writing_process, open_recipe_run, weights_fingerprint
+from ml_factory.recipes.run import drawn_from, is_writing_process, open_recipe_run, weights_fingerprint
 from ml_factory.recipes.shards import find_shards
 from ml_factory.recipes.worker_log import WorkerLog
-from ml_factory.seeding import derive_seed
 from ml_factory.storage.files import files
 from ml_factory.storage.mirror import fetch_file
 from ml_factory.storage.remote import Remote
@@ -141,8 +140,7 @@ def build_resnet50(
     classes: int = 10, width: int = 64, stem: str = "small", *, sync_bn: bool = False, seed: int = 0
 ) -> nn.Module:
     """Return torchvision's ResNet-50 with this stem and width; its weights depend on the seed alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(derive_seed(seed, NAME, "init"))
+    with drawn_from(seed, NAME):
         network = resnet.ResNet(
             resnet.Bottleneck, [3, 4, 6, 3], num_classes=classes, zero_init_residual=True,
             width_per_group=width, norm_layer=SyncBatchNorm2d if sync_bn else nn.BatchNorm2d,

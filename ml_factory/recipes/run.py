@@ -26,6 +26,7 @@ from ml_factory.runs import (
     newest_run_folder,
     open_run_checkpoints,
 )
+from ml_factory.seeding import derive_seed
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace
@@ -98,8 +99,8 @@ class RecipeRun:
             return result
         if fit is not None:
             inexact = merge_inexact_reasons(fit.nondeterminism, self.checkpoints.machine_differences)
-            result |= {"history": fit.history, "best_epoch": fit.best_epoch, "exact": fit.exact, "inexact": inexact,
-                       "resumed_step": fit.resumed_step, "machine": fit.machine}  # fmt: skip
+            result |= {"history": fit.history, "best_epoch": fit.best_epoch, "exact": not inexact,
+                       "inexact": inexact, "resumed_step": fit.resumed_step, "machine": fit.machine}  # fmt: skip
         self.phase.wait_uploaded()
         files.write_json(self.run.folder / RESULT, result)
         self.tracker.finish({name: result[name] for name in summary})
@@ -117,7 +118,7 @@ def _read_only(phase: PhaseCheckpoints) -> SimpleNamespace:
             found["state"].pop("carried", None)
         return found
 
-    return SimpleNamespace(load=load, due=lambda: False, due_in=lambda: float("inf"), save=lambda *_, **__: None)
+    return SimpleNamespace(load=load, due=lambda: False, due_in=lambda _: float("inf"), save=lambda *_, **__: None)
 
 
 def agree_on_run(
@@ -218,3 +219,11 @@ def root_of_output(output_dir: str) -> str:
     if inside.startswith(".."):
         raise SettingsError("This folder leads out of the bucket", where="output_dir", got=output_dir, wanted=root)
     return root.rstrip("/") if inside == "." else f"{root.rstrip('/')}/{inside}"
+
+
+@contextmanager
+def drawn_from(seed: int, name: str) -> Iterator[None]:
+    """Inside the block random numbers come from the seed and a name; afterwards the caller's go on."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(derive_seed(seed, Path(name).name, "init"))
+        yield

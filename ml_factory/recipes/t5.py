@@ -29,8 +29,8 @@ from ml_factory.recipes.labelled_text import (
     split_by_blocks,
     unseen_rows,
 )
-from ml_factory.recipes.language_models import BUILTIN, drawn_from, hub_errors, write_pretrained
-from ml_factory.recipes.run import is_writing_process, open_recipe_run, write_folder
+from ml_factory.recipes.language_models import BUILTIN, hub_errors, write_pretrained
+from ml_factory.recipes.run import drawn_from, is_writing_process, open_recipe_run, write_folder
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace

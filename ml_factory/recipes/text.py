@@ -24,7 +24,7 @@ from ml_factory.storage.mirror import fetch_file
 datasets = LazyModule("datasets")
 
 _KINDS = {".txt": "text", ".jsonl": "json", ".parquet": "parquet"}
-_AT_ONCE = 1024  # pieces that are tokenized together
+AT_ONCE = 1024  # pieces that are tokenized together
 
 Piece = tuple[str, bool]  # some text, and whether its document ends with it
 
@@ -131,7 +131,7 @@ def _write_rows(path: Path, source: TextSource, tokenizer: Tokenizer, length: in
 def _tokens_of(source: TextSource, tokenizer: Tokenizer) -> Iterator[np.ndarray]:
     """Yield the tokens of some documents at a time, with their ends."""
     pieces, end = source.pieces(), np.array([tokenizer.end], np.int32)
-    while batch := list(islice(pieces, _AT_ONCE)):
+    while batch := list(islice(pieces, AT_ONCE)):
         found = zip(batch, tokenizer.encode([text for text, _ in batch]), strict=True)
         yield np.concatenate([part for (_, ends), tokens in found for part in ((tokens, end) if ends else (tokens,))])
 

@@ -127,14 +127,23 @@ FeedName = Annotated[str, PathParameter(pattern=FEED_NAME)]
 class _Market:
     """One symbol: its bundle, and its feeds by name. The thread that predicts holds `lock`.
 
-    folder : of the feeds; those that it has are opened
+    folder : of the feeds; those that it has are opened, but one whose state cannot be used, which its requests name
     """
 
     def __init__(self, served: ServedBundle, folder: Path):
         self.served, self.folder, self.lock = served, folder, threading.Lock()
         names = files.names(folder) if files.is_folder(folder) else []
-        stored = [name for name in names if files.is_file(folder / name / STATE_NAME)]
-        self.feeds = {name: Feed(folder / name, served) for name in stored}
+        self.feeds = dict[str, Feed]()
+        for name in names:
+            if files.is_file(folder / name / STATE_NAME):
+                try:
+                    self.feeds[name] = self.open(name)
+                except CheckpointError as error:
+                    _log.warning("%s", error)
+
+    def open(self, name: str) -> Feed:
+        """Return the feed of this name; one that has no bars is not among `feeds`. Raises CheckpointError."""
+        return self.feeds.get(name) or Feed(self.folder / name, self.served)
 
 
 class _Metrics:
@@ -255,7 +264,7 @@ def _add_routes(app: APIRouter, markets: dict[str, _Market], metrics: _Metrics) 
         """The next bars of a feed, answered once they are on the disk; a bar seen before gets its answer again."""
         market = _find(markets, request.symbol)
         with market.lock:
-            feed = market.feeds.get(name) or Feed(market.folder / name, market.served)
+            feed = market.open(name)
             reply = feed.push(feed.check(to_table(request.bars)), _clock(request.live))
             market.feeds[name] = feed  # one whose first bars are refused is none
         count(market, reply["answers"][reply["repeated_answers"] :])
@@ -266,10 +275,11 @@ def _add_routes(app: APIRouter, markets: dict[str, _Market], metrics: _Metrics) 
         """Give the guard what happened after an answer of a feed."""
         market = _find(markets, request.symbol)
         with market.lock:
-            if name not in market.feeds:
+            feed = market.open(name)
+            if feed.position is None:
                 raise SettingsError("This feed has no bars", where="feed", got=name, wanted=", ".join(market.feeds),
                                     next_step="name the feed that gave the answer")  # fmt: skip
-            return JsonResponse(market.feeds[name].add_outcome(pd.Timestamp(request.known_at), request.label))
+            return JsonResponse(feed.add_outcome(pd.Timestamp(request.known_at), request.label))
 
 
 def _find(markets: dict[str, _Market], symbol: str | None) -> _Market:

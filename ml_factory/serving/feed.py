@@ -4,7 +4,7 @@ import json
 import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +30,7 @@ from ml_factory.storage.serialization import deserialize_state, read_state_file,
 _FACTS = ("symbol", "model", "run_id", "horizon", "lookback", "warmup_bars", "classes", "feature_names", "certified",
           "certificate", "metrics", "verdict", "versions", "split_times", "data", "file")  # fmt: skip
 Bars = Sequence[Mapping] | Mapping[str, Sequence] | pd.DataFrame
+_HUGE_PRICES = np.errstate(over="ignore", invalid="ignore")  # those of a client are no failure
 
 
 class ServedBundle:
@@ -63,6 +64,7 @@ class ServedBundle:
         """What an answer names: symbol, run and id of the bundle."""
         return {"symbol": self.symbol, "run_id": self.run_id, "bundle": self.id}
 
+    @_HUGE_PRICES
     def predict(self, bars: Bars, last: int, now: pd.Timestamp | None) -> dict[str, Any]:
         """Return the answers for the newest `last` rows of these raw bars. Raises SettingsError, and BarsError also
         where the guard refuses the newest row.
@@ -76,9 +78,9 @@ class ServedBundle:
         with _reading_bars():
             checked, _ = spec.check_bars(table)
             check_bars_on_tick(checked, spec.market, self.bundle.description["off_tick"])
-            end = checked.index[-1] + pd.Timedelta(minutes=spec.market.bar_minutes)
-            found = join_predictions([stream.answer_bars(checked, now, last), stream.answer_clock(now or end)])
-            answers = _to_answers({name: one[-last:] for name, one in found.items()})
+        end = checked.index[-1] + pd.Timedelta(minutes=spec.market.bar_minutes)
+        found = join_predictions([stream.answer_bars(checked, now, last), stream.answer_clock(now or end)])
+        answers = _to_answers({name: one[-last:] for name, one in found.items()})
         if not answers:
             raise BarsError(
                 "Too few bars for a prediction", where="bars", got=f"{len(checked):,} bars",
@@ -91,12 +93,9 @@ class ServedBundle:
         return self.names | {"answers": answers}
 
 
-@contextmanager
-def _reading_bars() -> Iterator[None]:
-    """Raise BarsError where values of a client fail; a price of 1e308 is no failure."""
-    refused = refuse_damaged_content(BarsError, "These bars cannot be read", where="bars", next_step="send others")
-    with refused, np.errstate(over="ignore", invalid="ignore"):
-        yield
+def _reading_bars() -> AbstractContextManager:
+    """Raise BarsError where the values of a client cannot be read."""
+    return refuse_damaged_content(BarsError, "These bars cannot be read", where="bars", next_step="send others")
 
 
 def to_table(bars: Bars) -> pd.DataFrame:
@@ -127,9 +126,9 @@ def _to_answers(found: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-FORMAT, STATE_NAME = "ml_factory.feed/7", "feed.state"
+FORMAT, STATE_NAME = "ml_factory.feed/8", "feed.state"
 _DAMAGED, _AGAIN = "The stored state of this feed is damaged", "delete this file, and push its history"
-RECENT_BARS = 1000  # bars that are known again, with their answers
+KNOWN_BARS = 1000  # bars that are known again, with their answers
 
 
 class Feed:
@@ -143,18 +142,20 @@ class Feed:
         self._path, self._served = folder / STATE_NAME, served
         self._length = pd.Timedelta(minutes=served.bundle.spec.market.bar_minutes)
         self._stream: GuardedStream | None = None
-        self._kept: dict[str, np.ndarray] = {}  # columns of the newest bars, at most two times RECENT_BARS
+        self._kept: dict[str, np.ndarray] = {}  # columns of the newest bars, at most two times KNOWN_BARS
         self._next: pd.Timestamp | None = None  # earliest start of the next bar
         self._older = b""  # bars before the kept ones, for another bundle; compressed, so that a state is soon written
         self._answers: dict[str, str] = {}  # known_at -> answer in JSON
         self._read()
 
+    @_HUGE_PRICES
     def check(self, table: pd.DataFrame, where: object = "bars") -> pd.DataFrame:
         """Return raw bars in canonical form, for `push`. Raises BarsError for bars that cannot be."""
         check_symbol_column(table, self._served.symbol, where)
         with _reading_bars():
             return self._opened().check_bars(table, where)
 
+    @_HUGE_PRICES
     def push(self, bars: pd.DataFrame, now: pd.Timestamp | None, *, save: bool = True) -> dict[str, Any]:
         """Return the answers that these bars complete, once the bars are on the disk.
 
@@ -167,7 +168,7 @@ class Feed:
 
         Raises BarsError for bars that overlap with others, after which the feed is as before.
         """
-        with _reading_bars(), self._changing() as stream:
+        with self._changing() as stream:
             position = self._next
             repeated = 0 if position is None else int(bars.index.searchsorted(position))
             first = self._answers_again(bars.iloc[:repeated]) if repeated else []
@@ -211,7 +212,7 @@ class Feed:
         assert self._stream is not None
         state = {
             "format": FORMAT, "bundle": self._served.id, "stream": self._stream.get_state(),
-            "bars": self._kept, "older": self._older,
+            "bar_minutes": self._served.bundle.spec.market.bar_minutes, "bars": self._kept, "older": self._older,
             "answers": f"[{','.join(self._answers.values())}]".encode(),  # bytes: text would be escaped
         }  # fmt: skip
         write_state_file(self._path, state)
@@ -223,11 +224,11 @@ class Feed:
     def _keep(self, new: pd.DataFrame) -> None:
         """Add bars to the kept ones; where these are too many, leave the newest, and those answers."""
         self._kept, self._next = _join_columns(self._kept, _to_columns(new)), new.index[-1] + self._length
-        if len(self._kept["start"]) > 2 * RECENT_BARS:
-            older = {name: one[:-RECENT_BARS] for name, one in self._with_older(self._kept).items()}
-            most = max(kept_bars(self._served.bundle) - RECENT_BARS, 1)
+        if len(self._kept["start"]) > 2 * KNOWN_BARS:
+            older = {name: one[:-KNOWN_BARS] for name, one in self._with_older(self._kept).items()}
+            most = max(kept_bars(self._served.bundle) - KNOWN_BARS, 1)
             self._older = zlib.compress(serialize_state({name: one[-most:] for name, one in older.items()}), 1)
-            self._kept = {name: one[-RECENT_BARS:] for name, one in self._kept.items()}
+            self._kept = {name: one[-KNOWN_BARS:] for name, one in self._kept.items()}
             oldest = _to_bars(self._kept).index[0].isoformat()
             self._answers = {known_at: one for known_at, one in self._answers.items() if known_at > oldest}
 
@@ -281,11 +282,13 @@ class Feed:
                 stored = read_state_file(self._path)
             except CheckpointError as error:
                 raise CheckpointError(_DAMAGED, where=self._path, got=error.got, next_step=_AGAIN) from error
+            if stored.get("format") != FORMAT:
+                raise CheckpointError("Not the state of a feed of this version", where=self._path,
+                                      got=stored.get("format"), wanted=FORMAT, next_step=_AGAIN)  # fmt: skip
             with refuse_damaged_content(CheckpointError, _DAMAGED, where=self._path, next_step=_AGAIN):
-                if stored["format"] != FORMAT:
-                    raise ValueError(f"format {stored['format']}")
                 self._kept, self._older = stored["bars"], stored["older"]
                 every = _to_bars(self._with_older(self._kept))
+                self._check_kind(stored["bar_minutes"], "volume" in every)
                 self._next = every.index[-1] + self._length
                 self._answers = {one["known_at"]: json.dumps(one) for one in parse_json(stored["answers"])}
                 replayed = stored["bundle"] != self._served.id
@@ -296,6 +299,16 @@ class Feed:
         self._stream = stream
         if replayed:
             self.save()
+
+    def _check_kind(self, minutes: int, volume: bool) -> None:
+        """Raise CheckpointError where the bundle reads bars of another kind than those of the state."""
+        market = self._served.bundle.spec.market
+        if minutes != market.bar_minutes or volume < market.has_volume:
+            raise CheckpointError(
+                "This bundle reads other bars than those of this feed", where=self._path,
+                got=f"bars of {minutes} min{' without volume' * (not volume)}",
+                wanted=f"bars of {market.bar_minutes} min{' with volume' * market.has_volume}", next_step=_AGAIN,
+            )  # fmt: skip
 
 
 def _to_columns(bars: pd.DataFrame) -> dict[str, np.ndarray]:
@@ -323,4 +336,4 @@ def kept_bars(bundle: Bundle) -> int:
     """Return how many raw bars another bundle of this kind reads before its first answer: its warm-up and two days."""
     minutes = bundle.spec.market.bar_minutes
     warmup = bundle.description["warmup_bars"] * max(bundle.spec.features.base_minutes // minutes, 1)
-    return max(warmup + 2 * 1440 // minutes, RECENT_BARS)
+    return max(warmup + 2 * 1440 // minutes, KNOWN_BARS)

@@ -5,7 +5,7 @@
 
 A folder without `artifact.json` is an interrupted registration and does not exist for `find`. The newest artifact is
 the one with the highest sequence number; file times are never used. Each artifact names the hashes of its sources:
-`Registry.lineage` walks from a stack over its models to their runs and data.
+`ArtifactRegistry.lineage` walks from a stack over its models to their runs and data.
 """
 
 import hashlib

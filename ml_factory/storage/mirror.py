@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from ml_factory.background import BackgroundThread
@@ -20,7 +19,7 @@ from ml_factory.process_identity import process_id
 from ml_factory.storage.files import LEDGER, REMOVALS, files, local_cache_folder
 from ml_factory.storage.json_values import fingerprint_json, parse_json
 from ml_factory.storage.locks import file_lock, is_lock_file_held
-from ml_factory.storage.remote import Remote
+from ml_factory.storage.remote import LEASES, Remote
 from ml_factory.storage.stored_paths import is_plain_name, stored_path
 
 _FETCHES = 5  # of a file that changes meanwhile
@@ -31,19 +30,9 @@ LOOK_AGAIN_SECONDS = 60.0  # between the two looks that must agree before
 _ANNOUNCED = 50_000_000  # bytes of a transfer that gets a line
 _log = logging.getLogger("ml_factory")
 _CHECKPOINTS = "checkpoints/"
-LEASES = "leases"  # folder of the checkpoints that has a mirror of its own: a lease does not wait behind large files
 _pass_locks: dict[tuple, threading.RLock] = {}  # one pass at a time over each local mirror of a process
 _opened: dict[tuple, "Mirror"] = {}
 _verifiers: dict[str, Callable[[Path], object]] = {}  # suffix -> raises CheckpointError for a file that is not intact
-
-
-@dataclass(frozen=True)
-class MirrorPass:
-    """Names that one pass transferred or deleted, relative to the workspace."""
-
-    pulled: tuple[str, ...] = ()
-    pushed: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
 
 
 class Mirror:
@@ -72,7 +61,7 @@ class Mirror:
         self._behind = False  # and the user was warned
 
     def push_in_background(
-        self, *places: str, check: Callable[[], object] = bool, done: Callable[[], object] = bool
+        self, *places: str, check: Callable[[], object] = lambda: None, done: Callable[[], object] = lambda: None
     ) -> None:
         """Push in a background thread. Requests for the same places that arrive while it works are
         merged into one further pass.
@@ -114,18 +103,18 @@ class Mirror:
         """Return True when a pass over this mirror has ended before."""
         return bool(self._ledger())
 
-    def pull(self, *places: str) -> MirrorPass:
-        """Download files that are new or changed on the remote; delete local files that were removed there, unless
-        they were changed locally. A local file that was never pushed and differs is kept as NAME.kept, with a warning.
-        Of a file that verifies itself and is not here yet, only the header comes; `fetch` brings the rest.
+    def pull(self, *places: str) -> list[str]:
+        """Download files that are new or changed on the remote, and return their names; delete local files that were
+        removed there, unless they were changed locally. A local file that was never pushed and differs is kept as
+        NAME.kept, with a warning. Of a file that verifies itself and is not here yet, only the header comes; `fetch`
+        brings the rest.
 
         places : prefixes below the workspace, such as "models/MES/"; everything without.
         """
         with self._pass_lock:
             folder, listed = self._list_remote(places)
             ledger, remote = self._ledger(), {name: one for name, one in listed.items() if _in_pass(name, places)}
-            pulled, removed, noted = [], [], self._noted_removals()
-            wanted = []
+            pulled, wanted, noted = [], [], self._noted_removals()
             for name, facts in sorted(remote.items(), key=_data_first):
                 known = ledger.get(name)
                 if known and known["version"] == facts["version"] and (self.folder / name).exists():
@@ -154,9 +143,8 @@ class Mirror:
                     if name.startswith(_CHECKPOINTS) and path.exists():  # until the next session
                         os.replace(path, path.with_name(path.name + _GONE))
                     path.unlink(missing_ok=True)
-                    removed.append(name)
             self._merge_ledger(ledger, pulled, gone)
-            return MirrorPass(pulled=tuple(pulled), removed=tuple(removed))
+            return pulled
 
     def _is_head_enough(self, name: str, facts: dict) -> bool:
         """Return True for a large file that verifies itself and is not here yet."""
@@ -206,8 +194,9 @@ class Mirror:
                 self._merge_ledger(ledger, [name])
             return path
 
-    def push(self, *places: str) -> MirrorPass:
-        """Upload files that are new or changed since the last pass, data first, JSON last. `places` as for `pull`.
+    def push(self, *places: str) -> list[str]:
+        """Upload files that are new or changed since the last pass, data first, JSON last, and return their names.
+        `places` as for `pull`.
 
         A pass over everything, at last, deletes remote files that were deleted here through `files`; a file that is
         only missing stays on the remote.
@@ -238,7 +227,7 @@ class Mirror:
                 self.remote.remove(name)
                 removed.append(name)
             self._merge_ledger(ledger, pushed, removed)
-            return MirrorPass(pushed=tuple(pushed), removed=tuple(removed))
+            return pushed
 
     # ------------------------------------------------------------------ one file
 

@@ -30,6 +30,7 @@ from ml_factory.process_identity import process_id
 from ml_factory.storage.files import disk_errors, flush_to_disk, raise_error
 
 SCHEME = "gs"
+LEASES = "leases"  # folder of the checkpoints that has a mirror of its own: a lease does not wait behind large files
 SILENCE_SECONDS = 20.0  # of a child in a mount
 # Seconds for one request to a bucket. The client has no timeout by default, not even for a lost response.
 REQUEST_SECONDS = 600.0
@@ -37,7 +38,7 @@ _PIECE, _FLUSHED = 1 << 18, 1 << 24  # bytes between two signs of life; bytes af
 _ROOT = Path(__file__).resolve().parents[2]
 _START = (
     f"import sys; sys.path[:0] = sys.argv[1].split({os.pathsep!r}); "
-    f"from {__name__} import serve; serve(int(sys.argv[2]), sys.argv[3])"
+    f"from {__name__} import answer_parent; answer_parent(int(sys.argv[2]), sys.argv[3])"
 )
 _LARGE = 1 << 26  # bytes of an object that is fetched by several requests at once
 _ALIVE_SECONDS = 0.2  # between two signs of life
@@ -169,7 +170,7 @@ def _no_answer(where: object, reason: object) -> UnresponsiveMountError:
 # ---------------------------------------------------------------------- in the child
 
 
-def serve(parent: int, address: str) -> None:
+def answer_parent(parent: int, address: str) -> None:
     """Do what the parent asks until it is gone: another process may own its files then."""
     answers, reported = os.fdopen(os.dup(1), "wb", buffering=0), [0.0]
     os.dup2(2, 1)  # what a library prints is no answer
@@ -210,7 +211,7 @@ class MountedFolder:
     alive : called after each piece of work.
     """
 
-    def __init__(self, folder: str, alive: Callable[[], object] = bool):
+    def __init__(self, folder: str, alive: Callable[[], object] = lambda: None):
         self._folder, self._alive = Path(folder), alive
 
     def list_files(self, folder: str) -> dict[str, dict]:
@@ -253,7 +254,7 @@ class MountedFolder:
         place = self._folder / name
         with self._errors(name), open(path, "rb") as source:
             place.parent.mkdir(parents=True, exist_ok=True)
-            if name.endswith(_OVERWRITTEN) or self._folder.name == "leases":
+            if name.endswith(_OVERWRITTEN) or self._folder.name == LEASES:
                 if place.is_file() and place.stat().st_nlink > 1:  # under its other name it stays as it is
                     place.unlink()
                 self._write(source, place, os.O_CREAT | os.O_NOFOLLOW)
@@ -406,8 +407,7 @@ def _prefix_of(url: str) -> str:
 
 
 def _facts(info: dict) -> dict:
-    version = info.get("generation") or info.get("etag") or info.get("updated")
-    return {"size": int(info["size"]), "md5": info.get("md5Hash"), "version": str(version)}
+    return {"size": int(info["size"]), "md5": info.get("md5Hash"), "version": str(info["generation"])}
 
 
 def _mounted_facts(found: os.stat_result) -> dict:

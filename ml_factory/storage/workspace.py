@@ -108,7 +108,6 @@ class Workspace:
         # A verb's own functions open its workspace again: what it has pulled is there.
         self.in_verb: bool = isinstance(root, Workspace) and root.in_verb
         self._pulled: set[str] = root._pulled if isinstance(root, Workspace) and root.in_verb else set()
-        self.files = files
         self.root = Path(text) if self._mirror is None else self._mirror.folder
         self._checkpoints = self.root / "checkpoints"
         folders = (self.raw, self.root / "data" / "processed", self.models, self._checkpoints, self.results)

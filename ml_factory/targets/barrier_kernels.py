@@ -16,12 +16,12 @@ SLACK = 1e-6  # of a tick: rounding error of binary fractions of a decimal tick
 
 
 @njit(cache=True, nogil=True)
-def barrier_prices_kernel(bars, segment, span, multiples, horizon, tick, cost_ticks, rounds, prices):
+def barrier_prices_kernel(bars, segment, span, multiples, horizon, tick, cost_ticks, prices):
     """Compute upper and lower barrier prices, NaN before `span` returns of the volatility.
 
     bars : open, high, low, close, each float64[N]
     multiples : k_up, k_down
-    rounds : outwards to the tick, on rows whose own bar is on it (a back-adjusted bar is not)
+    tick : prices are rounded outwards to it on rows whose own bar is on it (a back-adjusted bar is not); 0: never
     prices : upper, lower, each float64[N], written
     """
     open_, high, low, close = bars
@@ -29,7 +29,7 @@ def barrier_prices_kernel(bars, segment, span, multiples, horizon, tick, cost_ti
     up, down = prices
     n = len(close)
     decay, root = 1.0 - 2.0 / (span + 1.0), math.sqrt(horizon)
-    per_tick = 1.0 / tick if rounds and tick > 0.0 else 0.0
+    per_tick = 1.0 / tick if tick > 0.0 else 0.0
     squares, weight, seen = 0.0, 0.0, 0
     for i in range(n):
         # A jump over a session edge or a hole is no bar's return.

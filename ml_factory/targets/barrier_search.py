@@ -21,9 +21,9 @@ from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import SettingsError, refuse_damaged_content
 from ml_factory.storage.json_values import parse_json
 from ml_factory.targets.label_table import average_uniqueness
-from ml_factory.targets.labels import LabelSpec, triple_barrier_labels
+from ml_factory.targets.labels import LabelSpec, label_classes, triple_barrier_labels
 
-VERSION = 4  # of a label spec: 3 was found by trials of a sampler
+VERSION = 5  # of a label spec
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,6 @@ class BarrierSearchRows:
     first, last : known_at of the first and last row (ISO, UTC)
     until : the last label_end that it may have used
     count : number of rows
-    moments : hash of each row's known_at and of when its label must have ended
     fingerprint : hash of every bar up to `until` and of the market's facts; data with another one does not accept the
         spec
     """
@@ -80,7 +79,6 @@ class BarrierSearchRows:
     last: str
     until: str
     count: int
-    moments: str
     fingerprint: str
 
 
@@ -98,14 +96,18 @@ class SearchedLabelSpec:
         return json.dumps(asdict(self), sort_keys=True, allow_nan=False)
 
     @classmethod
-    def from_json(cls, text: str) -> "SearchedLabelSpec":
-        """Parse a label spec; raise SettingsError for another version, or a damaged one."""
-        with refuse_damaged_content(SettingsError, "This label spec is damaged", next_step="search again"):
+    def from_json(cls, text: str | bytes, where: object = None) -> "SearchedLabelSpec":
+        """Parse a label spec; raise SettingsError for another version, or a damaged one.
+
+        where : the file, for messages
+        """
+        again = "search again: pipeline.search_barriers(workspace, symbol, horizon)"
+        with refuse_damaged_content(SettingsError, "Not a searched label spec", where=where, next_step=again):
             stored = parse_json(text)
             if stored.get("version") != VERSION:
                 raise SettingsError(
-                    "A searched label spec of another version", where="version", got=stored.get("version"),
-                    wanted=VERSION, next_step="search again",
+                    "A searched label spec of another version", where=where, got=stored.get("version"),
+                    wanted=VERSION, next_step=again,
                 )  # fmt: skip
             search = stored["search"] | {"labels": LabelSpec(**stored["search"]["labels"])}
             parts = {"labels": LabelSpec(**stored["labels"]), "search": BarrierSearchSpec(**search)}
@@ -162,8 +164,8 @@ def search_barriers_on_training_rows(
     until = int(by.max())
     moment = [pd.Timestamp(int(t), tz="UTC").isoformat() for t in (rows[0], rows[-1], until)]
     seen = fingerprint_searched_bars(base, minute_bars, market, until)
-    seen = BarrierSearchRows(*moment, len(rows), _digest(rows, by), seen)
-    base, grid, points = _up_to(base, until), spec.grid(), []
+    seen = BarrierSearchRows(*moment, len(rows), seen)
+    base, grid, points, sides = _up_to(base, until), spec.grid(), [], label_classes(spec.labels.kind)
     minute_bars = None if minute_bars is None else _up_to(minute_bars, until)
     for labels in grid:
         made = triple_barrier_labels(base, minute_bars, labels, market)
@@ -172,7 +174,7 @@ def search_barriers_on_training_rows(
         clear = (made["barrier"] != "ambiguous").to_numpy()
         made = made[clear & (rows[at] == known_at) & (ends <= by[at])]
         value = _information(made, labels, base, market) / len(rows) if len(made) else 0.0
-        shares = {name: float((made["label"] == side).mean()) for name, side in _SIDES.items()}  # NaN without rows
+        shares = {name: float((made["label"] == side).mean()) for name, side in sides.items()}  # NaN without rows
         found = {"value": value, "rows": len(made), **shares}
         points.append({"k": labels.k_up, "sigma_span": labels.sigma_span} | found)
         done(1)
@@ -186,16 +188,13 @@ def search_barriers_on_training_rows(
         raise SettingsError(
             f"None of {len(points)} barriers keeps the required balance",
             where=f"barriers for {spec.labels.horizon} bars",
-            got=", ".join(f"{name} {near[name]:.1%}" for name in _SIDES)
+            got=", ".join(f"{name} {near[name]:.1%}" for name in sides)
             + f" at the nearest, k {near['k']:g} and sigma_span {near['sigma_span']}",
             wanted=f"neutral {low:.0%} to {high:.0%}, |long - short| at most {spec.lean:.0%}",
             next_step="widen neutral or lean, or give other k; without a search the given barriers stand",
         )
     best = table["value"].where(table["kept"]).idxmax()  # the first of equals
     return SearchedLabelSpec(grid[best], spec, seen, points[best]), table
-
-
-_SIDES = {"short": -1, "neutral": 0, "long": 1}
 
 
 def _information(table: pd.DataFrame, labels: LabelSpec, base: ResampledBars, market: MarketSpec) -> float:

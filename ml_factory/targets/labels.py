@@ -25,7 +25,6 @@ from ml_factory.targets.label_table import (
     simulate_label_exits,
 )
 
-KINDS = LABEL_KINDS
 _SIDES = {"short": -1, "neutral": 0, "long": 1}
 _BETS = {"pass": 0, "act": 1}
 _TREND = "trend_scanning"  # of one bar has no residual
@@ -42,9 +41,7 @@ class LabelSpec:
     session_end : "session" ends a label at the last bar of its session or before a hole; "drop" leaves out every row
         with fewer than `horizon` bars left there, touched or not; "span" continues into the next session and over
         holes, and ends only at a roll's step in the price. The volatility is that of bars within sessions in any case
-    round_to_tick : barriers are rounded outwards to the tick on rows whose own bar is on it (a back-adjusted bar is
-        not); False: never. The tick is the market's stored one; no other bar is used
-    kind : one of KINDS (`make_labels.make_labels`); kinds other than triple_barrier ignore some fields above
+    kind : one of LABEL_KINDS (`make_labels.make_labels`); kinds other than triple_barrier ignore some fields above
     primary, primary_least, against : of "meta": the side of the bet is the sign of this column of the base bars where
         it is at least so far from 0, or the opposite side (`targets.primary_rule`)
     """
@@ -55,7 +52,6 @@ class LabelSpec:
     sigma_span: int = 100
     cost_ticks: float = 2.0
     session_end: str = "session"
-    round_to_tick: bool = True
     kind: str = "triple_barrier"
     primary: str = ""
     primary_least: float = 0.0
@@ -63,12 +59,12 @@ class LabelSpec:
 
     def __post_init__(self) -> None:
         check_field_types(self)
-        kind = did_you_mean(self.kind, KINDS)
+        kind = did_you_mean(self.kind, LABEL_KINDS)
         if self.kind == "forward_return":
             kind = "a return is a number and models take classes: use direction, its sign"
         column, least = "a column of the base bars, whose sign is the side of the bet", 2 if self.kind == _TREND else 1
         rules = {
-            "kind": (self.kind in KINDS, ", ".join(KINDS), kind),
+            "kind": (self.kind in LABEL_KINDS, ", ".join(LABEL_KINDS), kind),
             "horizon": (least <= self.horizon <= 10_000, f"a whole number of bars from {least} to 10,000", "use 20"),
             "sigma_span": (2 <= self.sigma_span <= 100_000, "a whole number of bars from 2 to 100,000", "use 100"),
             "session_end": (self.session_end in SESSION_ENDS, " or ".join(SESSION_ENDS), "use session"),
@@ -100,7 +96,7 @@ def expected_label_classes(kind: str) -> dict[str, int]:
 
 def stored_label_kind(settings: Mapping) -> str:
     """Return the kind of labels in the settings that data and bundles are stored with."""
-    return settings.get("data", {}).get("labels", {}).get("kind", KINDS[0])
+    return settings.get("data", {}).get("labels", {}).get("kind", LABEL_KINDS[0])
 
 
 def stored_label_classes(settings: Mapping) -> tuple[int, ...]:
@@ -155,12 +151,15 @@ def barrier_distances(base: ResampledBars, entry: np.ndarray, up: np.ndarray, do
 
 
 def triple_barrier_prices(base: ResampledBars, spec: LabelSpec, market: MarketSpec) -> tuple[np.ndarray, np.ndarray]:
-    """Return upper and lower barrier prices float64[N] of every row, NaN where the volatility is not known yet."""
+    """Return upper and lower barrier prices float64[N] of every row, NaN where the volatility is not known yet.
+
+    They are rounded outwards to the market's tick on rows whose own bar is on it (a back-adjusted bar is not).
+    """
     up, down = np.empty(len(base)), np.empty(len(base))
     barrier_prices_kernel(
         (base.open, base.high, base.low, base.close), base.segment, int(spec.sigma_span),
         (float(spec.k_up), float(spec.k_down)), int(spec.horizon), float(market.tick or 0.0), float(spec.cost_ticks),
-        spec.round_to_tick, (up, down),
+        (up, down),
     )  # fmt: skip
     return up, down
 

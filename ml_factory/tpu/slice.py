@@ -63,7 +63,7 @@ class Slice:
         self._request = f"{settings['TPU_NAME']}-qr"  # the queued resource, as in the guide
 
     def setup(self, wait: bool = True) -> SliceState:
-        """Make bucket, rule and secret where they are missing, request the slice, launch the training."""
+        """Make bucket and secret where they are missing, request the slice, launch the training."""
         self.say(self.settings.describe())
         self._check_launch()
         self._make_surroundings()

@@ -121,17 +121,13 @@ class Tracker:
                 flush_to_disk(self._file.fileno())
         push_in_background(self.folder)
 
-    def finish(
-        self, summary: dict | None = None, status: str = "finished", mirror_seconds: float = 1.0,
-        artifact: Artifact | None = None
-    ) -> None:  # fmt: skip
-        """Close the log, store the summary, and wait `mirror_seconds` for the mirror, which then continues alone.
+    def finish(self, summary: dict | None = None, status: str = "finished", artifact: Artifact | None = None) -> None:
+        """Close the log, store the summary, and wait a second for the mirror, which then continues alone.
 
         Parameters
         ----------
         summary : JSON-able results.
         status : "finished" or "failed".
-        mirror_seconds : longest wait.
         artifact : the run's registered artifact; the mirror uploads a copy to W&B.
         """
         if self._finished:
@@ -143,7 +139,7 @@ class Tracker:
         if self._path.name == max([self._path.name, *list_log_attempts(self.folder)]):  # else a later one's stays
             self._write_json(SUMMARY, record)
         if self._mirror is not None:
-            self._mirror.end(record | {"artifacts": [_artifact_payload(artifact)] if artifact else []}, mirror_seconds)
+            self._mirror.end(record | {"artifacts": [_artifact_payload(artifact)] if artifact else []}, 1.0)
 
     def __enter__(self) -> "Tracker":
         return self

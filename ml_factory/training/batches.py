@@ -3,7 +3,7 @@
 B rows of a batch, T time steps, F features, N rows of the arrays.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -38,10 +38,6 @@ class BatchLoader:
         if self.resident:
             index_B = self.device.shard(self.device.to_device(index_B))
         return self.device.shard(tuple(self.device.to_device(take(index_B)) for take in self._takes))
-
-    def batches(self, wanted: Iterable[np.ndarray]) -> Iterator[tuple[Tensor, ...]]:
-        """Yield the batch of each of these positions."""
-        return map(self, wanted)
 
 
 def _host_reader(part: Part) -> Callable[[Tensor], Tensor]:

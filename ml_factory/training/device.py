@@ -67,7 +67,7 @@ class Device:
         return self.processes.world * self.chips
 
     def to_device(self, value):
-        """Move a tensor, module or Windows to this device."""
+        """Move a tensor or module to this device."""
         return value.to(self.torch_device)
 
     def padded_row_count(self, rows: int) -> int:

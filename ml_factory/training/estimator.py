@@ -90,10 +90,10 @@ class NeuralClassifier(ModelBase):
         return x
 
     def _column(self, x, column):
-        return _host_rows(x)[x.rows, column]
+        return x.x_NF.numpy()[x.rows, column]
 
     def _arrays(self, x):
-        return _host_rows(x), x.rows
+        return x.x_NF.numpy(), x.rows
 
     def _build(self) -> None:
         """Build an untrained network from the seed; with a clock offset its initial logits are 0."""
@@ -104,7 +104,7 @@ class NeuralClassifier(ModelBase):
         if spec.offset_column >= 0:
             zero_output_head(self.network, len(CLASSES))
 
-    def _learn(self, spec, train, valid, run, callbacks, checkpoints):
+    def _learn(self, spec, train, valid, identity, callbacks, checkpoints):
         device = pick_device(spec)
         feed, validation = _batches(device, train), None
         if valid is not None:
@@ -117,7 +117,7 @@ class NeuralClassifier(ModelBase):
             self._build()
             try:
                 return run_training_loop(
-                    self.network, len(feed), feed, _loss, spec, device, identity=run, validation=validation,
+                    self.network, len(feed), feed, _loss, spec, device, identity=identity, validation=validation,
                     callbacks=callbacks, checkpoints=checkpoints,
                 )  # fmt: skip
             except OutOfMemoryError as error:
@@ -164,7 +164,3 @@ def _loss(network: nn.Module, batch: tuple) -> tuple[Tensor, Tensor]:
     if scores:
         logits_BC = logits_BC.float() + scores[0]
     return weighted_cross_entropy(logits_BC, target_B, weight_B)
-
-
-def _host_rows(windows: Windows) -> np.ndarray:
-    return windows.x_NF.cpu().numpy()

@@ -26,10 +26,8 @@ def evaluate_network_outputs(
     feed : loader of the batches; by default the network reads their first part.
     """
     network, parts = device.to_device(network).eval(), []
-    pieces = list(_batches(len(feed), size, device.chips))
-    batches = feed.batches(positions for positions, _ in pieces)
     with progress_phase("predicting", len(feed)) as done:
-        for (_, inside), batch in zip(pieces, batches, strict=True):
+        for batch, inside in _batches(feed, size, device.chips):
             out = network(batch[0]) if forward is None else forward(network, batch)
             device.mark_step("evaluate")
             parts.append((out, inside))
@@ -46,10 +44,8 @@ def evaluate_mean_loss(network: nn.Module, feed: BatchLoader, loss: Loss, device
     """
     network, processes = device.to_device(network).eval(), device.processes
     totals = device.to_device(torch.zeros(2, dtype=torch.float64))
-    pieces = list(_batches(len(feed), size, device.chips))[processes.rank :: processes.world]
-    batches = feed.batches(positions for positions, _ in pieces)
-    for (positions, inside), (*batch, weight_B) in zip(pieces, batches, strict=True):
-        mask_B = device.shard(device.to_device(torch.from_numpy(np.arange(len(positions)) < inside)))
+    for (*batch, weight_B), inside in _batches(feed, size, device.chips, processes.rank, processes.world):
+        mask_B = device.shard(device.to_device(torch.from_numpy(np.arange(len(weight_B)) < inside)))
         loss_sum, weight = loss(network, (*batch, weight_B * mask_B))
         totals = totals + torch.stack([loss_sum, weight]).double()
         device.mark_step("evaluate")
@@ -57,8 +53,20 @@ def evaluate_mean_loss(network: nn.Module, feed: BatchLoader, loss: Loss, device
     return loss_sum / weight
 
 
-def _batches(rows: int, size: int, multiple: int) -> Iterator[tuple[np.ndarray, int]]:
-    """Yield (int64 positions (B,), number of valid ones): all of one length, the last row repeated as padding."""
+def _batches(
+    feed: BatchLoader, size: int, multiple: int, first: int = 0, every: int = 1
+) -> Iterator[tuple[tuple[Tensor, ...], int]]:
+    """Yield (batch, number of its valid rows): all of one length, the last row repeated as padding. The next positions
+    are announced to a feed that has `prefetch`, as in `run_training_loop`.
+
+    first, every : this process's share of the batches.
+    """
+    rows, ahead = len(feed), getattr(feed, "prefetch", None)
     size = -(-max(min(size, rows), 1) // multiple) * multiple
-    for start in range(0, rows, size):
-        yield np.minimum(np.arange(start, start + size), rows - 1), min(size, rows - start)
+    starts = range(0, rows, size)[first::every]
+    pieces = [np.minimum(np.arange(start, start + size), rows - 1) for start in starts]
+    for start, positions, following in zip(starts, pieces, [*pieces[1:], None], strict=False):
+        batch = feed(positions)
+        if ahead is not None and following is not None:
+            ahead(following)
+        yield batch, min(size, rows - start)

@@ -17,11 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ml_factory.checkpoints.manager import REFUSED
-from ml_factory.checkpoints.stop_signals import stop
 from ml_factory.errors import FactoryError
 from ml_factory.models.base import ModelFitResult, log_flat_training_loss, restore_callback_history
-from ml_factory.progress import progress_phase
+from ml_factory.progress import format_duration, progress_phase
 from ml_factory.seeding import derive_seed
 from ml_factory.training.device import Device, deterministic_device
 from ml_factory.training.losses import Loss
@@ -70,18 +68,14 @@ class TrainingReports:
                 "epoch %d/%d, step %s/%s, loss %.4f, %s samples/s, %d compiles, %s left, %s",
                 min(run.epoch, run.spec.epochs), run.spec.epochs, f"{run.step:,}", f"{total:,}",
                 loss_sum / weight if weight else 0.0, f"{speed:,.0f}", sum(run.device.compiles.values()),
-                _minutes((total - run.step) * order.batch / max(speed, 1e-9)),
-                "no saves" if save_in is None else f"next save in {_minutes(save_in)}",
+                format_duration((total - run.step) * order.batch / max(speed, 1e-9)),
+                "no saves" if save_in is None else f"next save in {format_duration(save_in)}",
             )  # fmt: skip
         _, before, weight_before = self._last if self._last[0] == run.epoch else (0, 0.0, 0.0)
         self._last = run.epoch, loss_sum, weight
         for callback in self._callbacks:
             step, mean = run.step - order.steps_until_epoch(run.epoch - 1), loss_sum - before
             callback(run.epoch, step, mean / max(weight - weight_before, 1e-12))
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 class OutOfMemoryError(FactoryError):
@@ -180,7 +174,7 @@ def run_training_loop(
     return ModelFitResult(
         history=list(memory.history), best_epoch=memory.best_epoch, stopped_early=len(memory.history) < spec.epochs,
         resumed_from=history_before if resumed else None, resumed_step=step_before if resumed else None,
-        exact=not memory.inexact, nondeterminism=tuple(memory.inexact), compiles=dict(device.compiles),
+        nondeterminism=tuple(memory.inexact), compiles=dict(device.compiles),
         machine={
             "device": device.kind, "threads": device.threads, "precision": device.precision,
             "parameters": sum(item.numel() for item in run.network.parameters()),
@@ -290,8 +284,7 @@ class _Saver:
     """
 
     def __init__(self, run: TrainingState, checkpoints: Any):
-        self.run, self.last, self._refused = run, time.monotonic(), False
-        self.checkpoints = checkpoints if run.device.processes.is_rank_zero else None
+        self.run, self.checkpoints = run, checkpoints if run.device.processes.is_rank_zero else None
 
     def resume(self) -> bool:
         """Restore the last checkpoint, if there is one."""
@@ -302,25 +295,15 @@ class _Saver:
         return bool(state)
 
     def due_in(self) -> float | None:
-        """Return seconds until the next mid-epoch save by the pause and the schedule; None without checkpoints."""
-        return None if self.checkpoints is None else max(self._pause(), self.checkpoints.due_in(), 0.0)
+        """Return seconds until the next mid-epoch save; None without checkpoints."""
+        return None if self.checkpoints is None else self.checkpoints.due_in(self.run.spec.save_seconds)
 
     def save_within_epoch(self) -> None:
-        """Save where the interval between saves has passed, or a stop is requested."""
-        if self.checkpoints is None or (stop.requested is None and self._pause() > 0):
-            return
-        if self.checkpoints.due() and self.run.is_finite():
-            self._save(self.run.memory.last_metrics(), force=False)
+        """Save where one is due."""
+        if self.due_in() == 0.0 and self.run.is_finite():
+            self.checkpoints.save(self.run.state(), metrics=self.run.memory.last_metrics())
 
     def save_after_epoch(self, metrics: dict) -> None:
         """Save where it is due, and at the end of the training."""
         if self.checkpoints is not None and (self.run.done or self.checkpoints.due()):
-            self._save(metrics, force=self.run.done)
-
-    def _save(self, metrics: Mapping | None, *, force: bool) -> None:
-        saved = self.checkpoints.save(self.run.state(), metrics=metrics, force=force)
-        self._refused, self.last = saved is not None and saved.get("status") == REFUSED, time.monotonic()
-
-    def _pause(self) -> float:
-        """Return seconds until the next mid-epoch save is considered: none after one that no disk took."""
-        return 0.0 if self._refused else self.run.spec.save_seconds - (time.monotonic() - self.last)
+            self.checkpoints.save(self.run.state(), metrics=metrics, force=self.run.done)

@@ -23,7 +23,7 @@ class TrainSpec(EstimatorSpec):
     device : auto, cpu, cuda or xla.
     precision : of the steps; auto for the hardware's fast format.
     recompute : gradient checkpointing, less memory for more time.
-    save_seconds : a mid-epoch save is considered this long after the last one.
+    save_seconds : least seconds between two saves where the second is in mid-epoch.
     log_steps : least steps between two progress lines, and between two checks for non-finite numbers.
     """
 

@@ -43,7 +43,7 @@ from ml_factory.workflows.predictions import (
     load_or_make_predictions,
     predict_bars,
     predictions_path,
-    read_prediction_frame,
+    read_predictions,
 )
 from ml_factory.workflows.prepared_dataset import (
     SPLITS,
@@ -134,7 +134,7 @@ def audit(
 
 
 @dataclass(frozen=True)
-class Sample:
+class AuditSample:
     """The first labelled rows of a data set, a row of inputs each.
 
     labels : with `close`, which baselines follow. split : of these rows
@@ -159,7 +159,7 @@ class Sample:
         return replace(part, scaler=fit_dataset_preprocessing(part, np.asarray(roles["train"])))
 
 
-def sample_rows(data: PreparedDataset, rows: int) -> Sample:
+def sample_rows(data: PreparedDataset, rows: int) -> AuditSample:
     """Return the first `rows` labelled rows, twice as many until each fifth of them holds two classes.
 
     The roles adjoin: inputs of a validation row may reach back over all rows before it.
@@ -171,7 +171,7 @@ def sample_rows(data: PreparedDataset, rows: int) -> Sample:
     some = there[:rows]
     labels = data.labels.iloc[some].assign(close=data.close[data.row[some]])
     parts = np.split(np.arange(len(some)), [int(0.6 * len(some)), int(0.8 * len(some))])
-    return Sample(data, data.x_NF[data.row[some]], labels, Split("holdout", dict(zip(SPLITS, parts, strict=True))))
+    return AuditSample(data, data.x_NF[data.row[some]], labels, Split("holdout", dict(zip(SPLITS, parts, strict=True))))
 
 
 def audit_sample_runs(data: PreparedDataset, bars: pd.DataFrame, found: Findings, models: Sequence[str]) -> None:
@@ -201,12 +201,12 @@ def _prior_shares(data: PreparedDataset, rows: np.ndarray) -> np.ndarray:
     return counts / counts.sum()
 
 
-def audit_fold(sample: Sample, model: str, found: Findings) -> None:
+def audit_fold(sample: AuditSample, model: str, found: Findings) -> None:
     """Check that a fold separates training from test rows, that nothing fitted in it depends on its test rows, and its
     baselines on no outcome of a test row.
     """
     data = sample.dataset
-    plan = plan_folds(data, data.development_rows(), FoldSchemeSpec(folds=FOLDS), 1, False)
+    plan = plan_folds(data, data.development_rows(), FoldSchemeSpec(folds=FOLDS), 1)
     roles = dict(zip(("train", "test"), (plan.rows[rows] for rows in plan.folds[AUDITED_FOLD]), strict=True))
 
     def fit(values, labels, roles):
@@ -260,7 +260,7 @@ def _record_fold(data: PreparedDataset, roles, embargo: int, model: str) -> tupl
     return recorded, baselines
 
 
-def audit_training(sample: Sample, model: str, found: Findings) -> None:
+def audit_training(sample: AuditSample, model: str, found: Findings) -> None:
     """Check a training: weights, early stopping, temperature, steps, forecasts and its verdict."""
 
     def fit(values, labels, roles):
@@ -268,7 +268,7 @@ def audit_training(sample: Sample, model: str, found: Findings) -> None:
         with _opened_run(_small_run(data, model, "train")) as run:
             artifact = train_with_holdout(data, run)
             state, verdict = artifact.load_state(), evaluate_artifacts(run.workspace, data, {model: artifact})
-            forecasts = read_prediction_frame(predictions_path(run.workspace, artifact))
+            forecasts = read_predictions(predictions_path(run.workspace, artifact))
         if values is sample.values and labels is sample.labels:
             reference = "the steps refitted on the training rows"
             found.add(compare_states("training", "steps before the model", state["scaler"], data.scaler, reference))
@@ -311,7 +311,7 @@ def _leaks_of_verdict(data: PreparedDataset, model: str, forecasts: pd.DataFrame
     return leaks
 
 
-def audit_stack(sample: Sample, found: Findings) -> None:
+def audit_stack(sample: AuditSample, found: Findings) -> None:
     """Check that a stack's weights depend on labels of training rows alone, its calibration and forecasts on no label
     of a test row.
     """
@@ -375,19 +375,19 @@ def audit_finished_models(workspace: Workspace, data: PreparedDataset, found: Fi
         path = predictions_path(workspace, artifact)
         if not artifact.is_intact() or not is_prediction_of_artifact(path, artifact):
             continue  # torn files and files without a checksum are rebuilt before use
-        part, state, frame = f"predictions of {facts['run_id']}", artifact.load_state(), read_prediction_frame(path)
+        part, state, table = f"predictions of {facts['run_id']}", artifact.load_state(), read_predictions(path)
         found.add(compare_states(part, "scaler", state["scaler"], data.scaler, "the stored one"))
-        given = found.given("predictions", frame)
-        with progress_phase(f"re-predicting {facts['model']}", len(frame)):
-            found.count(part, len(frame))
+        given = found.given("predictions", table)
+        with progress_phase(f"re-predicting {facts['model']}", len(table)):
+            found.count(part, len(table))
             found.add(_differences_from_bundle(data, artifact, TrainedModel.from_state(state), given, part))
 
 
 def _differences_from_bundle(
-    data: PreparedDataset, artifact: Artifact, bundle: TrainedModel, frame: pd.DataFrame, part: str
+    data: PreparedDataset, artifact: Artifact, bundle: TrainedModel, table: pd.DataFrame, part: str
 ) -> Iterator[Leak]:
     """Yield leaks of stored probabilities against those that the bundle predicts now."""
-    at = data.labels.index.get_indexer(frame.index)
+    at = data.labels.index.get_indexer(table.index)
     if not len(at) or (at < 0).any() or not (np.diff(at) > 0).all():
         yield mismatch(part, ROWS, max(1, int((at < 0).sum())), "the first", "the rows of the labels")
         return
@@ -396,14 +396,14 @@ def _differences_from_bundle(
     if family == "network":
         kept = np.concatenate([np.flatnonzero(split == name)[-NETWORK_ROWS:] for name in SPLITS])
     predicted = predict_features(bundle, data.features, segment=data.segment, rows=data.row[at[kept]])
-    moved = (frame[PROBABILITIES].iloc[kept] - predicted[PROBABILITIES].reindex(frame.index[kept])).to_numpy()
+    moved = (table[PROBABILITIES].iloc[kept] - predicted[PROBABILITIES].reindex(table.index[kept])).to_numpy()
     wrong, reference = np.flatnonzero(~(np.abs(moved).max(axis=1) <= CLOSE[family])), "the predictions of its bundle"
     if len(wrong):
-        yield mismatch(part, "probabilities", len(wrong), frame.index[kept[wrong[0]]], reference)
+        yield mismatch(part, "probabilities", len(wrong), table.index[kept[wrong[0]]], reference)
     elif abs(moved[np.arange(len(kept)), data.y[at[kept]] + 1].mean()) > SHIFT:
-        yield mismatch(part, "probability of the outcome", len(kept), frame.index[kept[0]], reference)
-    about = pd.DataFrame({"label": data.y[at], "split": split}, index=frame.index)
-    yield from compare(part, frame, about[[name for name in about if name in frame]], "the data set", extra=True)
+        yield mismatch(part, "probability of the outcome", len(kept), table.index[kept[0]], reference)
+    about = pd.DataFrame({"label": data.y[at], "split": split}, index=table.index)
+    yield from compare(part, table, about[[name for name in about if name in table]], "the data set", extra=True)
 
 
 # ---- small runs ------------------------------------------------------------------------------------------------------

@@ -98,9 +98,9 @@ def backtest(
         rule = replace(rule, least_edge=float(edges.loc[edges["chosen"], "least_edge"].iloc[0]))
     bars = _bars_of_rows(base, known.index, horizon)
     tested = {
-        name: run(bars, frame, spec, costs=costs, rule=rule)
-        for name, frame in ({model: known} | _baseline_sides(data, known.index)).items()
-        for frame in [_with_barriers(data, frame)]
+        name: run(bars, table, spec, costs=costs, rule=rule)
+        for name, table in ({model: known} | _baseline_sides(data, known.index)).items()
+        for table in [_with_barriers(data, table)]
     }
     shifted = _run_shifted(bars, _with_barriers(data, known), spec, costs, rule)
     rows = [{"strategy": name, **one.metrics} for name, one in tested.items()]
@@ -154,7 +154,7 @@ def _net_sentence(own: pd.Series) -> str:
 def _rule_sentence(own: pd.Series, rule: TradingRule, costs: CostSpec, by_hand: bool) -> str:
     """Return the least edge and the costs, and how they were chosen, in a sentence."""
     how = "a rule chosen by hand" if by_hand else "chosen on validation rows"
-    fill = costs.spread_ticks / 2 + costs.slippage_ticks
+    fill = costs.ticks_of_fill
     return (
         f"Trades open where |p_long - p_short| is {rule.least_edge:g} or more ({how}); each fill pays "
         f"{fill:g} tick{'s' * (fill != 1)}, commission and fees: {own['cost_ticks']:.2f} ticks a round trip."
@@ -234,11 +234,11 @@ def _bars_of_rows(base: ResampledBars, index: pd.DatetimeIndex, horizon: int) ->
     return bars.assign(contract=segments_between_rolls(base)[part])
 
 
-def _with_barriers(data: PreparedDataset, frame: pd.DataFrame) -> pd.DataFrame:
+def _with_barriers(data: PreparedDataset, table: pd.DataFrame) -> pd.DataFrame:
     """Return forecasts with the distances of their labels' barriers, which are known with the row."""
     if not {"up", "down"} <= set(data.labels.columns):
-        return frame
-    return frame.assign(**{name: data.labels.loc[frame.index, name] for name in ("up", "down")})
+        return table
+    return table.assign(**{name: data.labels.loc[table.index, name] for name in ("up", "down")})
 
 
 def _baseline_sides(data: PreparedDataset, index: pd.DatetimeIndex) -> dict[str, pd.DataFrame]:

@@ -22,7 +22,7 @@ from ml_factory.data.sessions import (
 from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.preprocessing import fit_preprocessing_steps
 from ml_factory.features import custom
-from ml_factory.features.build import FIRST_BARS, FeatureRows, FeatureStream, build_features, timeframe_name
+from ml_factory.features.build import FIRST_BARS, FeatureRows, FeatureStream, build_features, frame_name
 from ml_factory.leakage.blind import Fitted, Split
 from ml_factory.leakage.cuts import choose_cut_points
 from ml_factory.leakage.proof import ProofSpec
@@ -48,45 +48,53 @@ LEAST_FOLDS = 3  # of which two may be evaluated at once
 
 
 @dataclass(frozen=True)
+class FeedPlan:
+    """Pushes of a live feed with which the proof compares features.
+
+    stretches : (first, stop) of the bars of each push, in time order
+    states : first bar of a stretch that does not go on where another stopped -> the feature stream's state before it,
+        from a build that had not read further; {}: none has passed there, and bars are pushed from the first on
+    """
+
+    stretches: list[Stretch]
+    states: dict[int, dict]
+
+
+@dataclass(frozen=True)
 class Built:
     """What bars give.
 
     features : None where they were left out
     base, minute_bars : bars of the base frame, and the bars inside them that labels look at (None where there are none)
     labels : horizon -> table of every proven label, whether it has a row of features or not
-    stretches : (first, stop) of bars that the proof feeds again
-    states : first bar of a stretch that does not go on where another stopped -> the feature stream's state before it
+    feed : of the proof, with the states that the build of these features passed
     """
 
     features: FeatureRows | None
     base: ResampledBars
     minute_bars: ResampledBars | None
     labels: dict[int, pd.DataFrame]
-    stretches: Sequence[Stretch]
-    states: dict[int, dict]
+    feed: FeedPlan | None = None
 
 
 def build(
-    bars: pd.DataFrame, market: MarketSpec, settings: DataSpec, horizons: Sequence[int], *, features: bool = True,
-    stretches: Sequence[Stretch] = (),
-) -> Built:  # fmt: skip
+    bars: pd.DataFrame, market: MarketSpec, settings: DataSpec, horizons: Sequence[int], *, features: bool = True
+) -> Built:
     """Build features and labels of checked bars.
 
     Rows known, and labels proven, by a moment are the same bits whatever bars follow it. Raises BarsError where too few
     bars are left after warm-up.
-
-    stretches : as in `Built`
     """
-    stops = {stop for _, stop in stretches}
-    minutes, states = settings.features.base_minutes, {first: {} for first, _ in stretches if first not in stops}
-    made = build_features(bars, market, settings.features, states=states) if features else None
+    minutes, made = settings.features.base_minutes, None
+    if features:
+        made = build_features(bars, market, settings.features)
     with progress_phase("frames", len(bars)):
         base = made.base if made else resample_bars(bars, market, minutes)
         minute_bars, labels = resample_minute_bars_for_labels(bars, market, minutes), {}
     for horizon in horizons:
         with progress_phase(f"labels {horizon}", len(base)):
             labels[horizon] = make_labels(base, minute_bars, settings.label_spec_for(horizon), market)
-    return Built(made, base, minute_bars, labels, stretches, states)
+    return Built(made, base, minute_bars, labels)
 
 
 def resolve_market_facts(symbol: str, bars: pd.DataFrame, settings: DataSpec) -> MarketSpec:
@@ -106,7 +114,7 @@ class DataUnderProof:
     symbol: str
     settings: DataSpec
     horizons: tuple[int, ...]
-    folds: int = 5
+    folds: int
 
     def facts(self, bars: pd.DataFrame) -> dict:
         return resolve_market_facts(self.symbol, bars, self.settings).to_dict()
@@ -144,14 +152,14 @@ class DataUnderProof:
         """Return the base bars, the coarse bars and the sides of meta-labels, index known_at."""
         market, spec = MarketSpec.from_dict(facts), self.settings.features
         made = {spec.base_minutes: base} | {minutes: resample_bars(bars, market, minutes) for minutes in spec.frames}
-        frames = {timeframe_name(minutes): _frame(vars(one)) for minutes, one in made.items()}
+        frames = {frame_name(minutes): _frame(vars(one)) for minutes, one in made.items()}
         for labels in map(self.settings.label_spec_for, self.horizons[:1]):  # all bet alike
             if labels.kind == "meta":  # a side is known with its row, not with its label
                 frames["primary side"] = primary_rule_side(base, labels, market).to_frame()
         return frames
 
-    def stretches(self, bars: pd.DataFrame, facts: dict, spec: ProofSpec) -> list[Stretch]:
-        """Return (first, stop) of the pushes of a feed, in time order.
+    def feed_plan(self, bars: pd.DataFrame, facts: dict, spec: ProofSpec) -> FeedPlan:
+        """Plan the pushes of a feed, with a place for each state that a build of the features can fill.
 
         They cover the file and end at random base bars; or they are short, and end where leaks are: at the cuts of
         every kind, and a bar and two base bars after them.
@@ -159,37 +167,34 @@ class DataUnderProof:
         market, minutes = MarketSpec.from_dict(facts), self.settings.features.base_minutes
         if spec.feed_all:
             first = np.searchsorted(bars.index.as_unit("ns").asi8, resample_bars(bars, market, minutes).start)
-            ends = seeded_generator(spec.seed, "feed").permutation(first)[: spec.feed_pushes]
-            return list(pairwise(np.unique([0, *ends, len(bars)]).tolist()))
+            ends = seeded_generator(0, "feed").permutation(first)[: spec.feed_pushes]
+            return FeedPlan(list(pairwise(np.unique([0, *ends, len(bars)]).tolist())), {})
         longest = max([minutes, *self.settings.features.frames])
         warm = max(FIRST_BARS["base"] * minutes, FIRST_BARS["coarse"] * longest) // market.bar_minutes
         cuts = choose_cut_points(
-            bars, market.calendar, spec.feed_pushes // 3, seed=spec.seed, earliest=min(warm, len(bars) // 2),
+            bars, market.calendar, spec.feed_pushes // 3, earliest=min(warm, len(bars) // 2),
             bar_minutes=market.bar_minutes,
         )  # fmt: skip
         back = max(FED_ROWS * minutes, 2 * longest) // market.bar_minutes
         at = np.array([cut.first for cut in cuts], np.int64)
         later = [at, at + 1, at + 2 * minutes // market.bar_minutes + 1]
         ends = np.unique(np.minimum(later, len(bars))).tolist()
-        return [(max(end - back, before), end) for before, end in pairwise([0, *ends])]
+        stretches = [(max(end - back, before), end) for before, end in pairwise([0, *ends])]
+        return FeedPlan(stretches, {first: {} for first, _ in stretches if first not in {0, *ends}})
 
-    def feed(
-        self, bars: pd.DataFrame, facts: dict, stretches: Sequence[Stretch], states: Mapping[int, dict]
-    ) -> pd.DataFrame:
-        """Return the features of a live feed in these stretches, index known_at: at each push no later bar exists.
+    def feed(self, bars: pd.DataFrame, facts: dict, plan: FeedPlan) -> pd.DataFrame:
+        """Return the features of a live feed with these pushes, index known_at: at each push no later bar exists.
 
         The last row of each push has no future, the rows before it the future of that push alone: so a leak of one row
         ahead is met in as many rows as there are pushes, a longer one in more. The user's own features are left out: a
         stream may compute them with other last bits.
-
-        states : as in `Built`, from a build that had not read further; {}: bars are pushed from the first on
         """
         market, spec, given, at = MarketSpec.from_dict(facts), self.settings.features, [], 0
         stream, chunk = FeatureStream(market, spec), to_bar_chunk(bars, market)
         with progress_phase("live feed", len(bars)) as done:
-            for first, stop in stretches:
-                if states and first != at:
-                    stream.load_state(states[first])
+            for first, stop in plan.stretches:
+                if state := plan.states.get(first):
+                    stream.load_state(state)
                 elif first != at:
                     stream.push(chunk.part(at, first))
                 given.append(stream.push(chunk.part(first, stop)))

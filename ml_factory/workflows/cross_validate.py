@@ -27,7 +27,7 @@ from ml_factory.targets.weights import WeightSpec
 from ml_factory.tracking.run_log import is_log_complete
 from ml_factory.workflows.evaluation import best_baseline, prepared_dataset_baselines, prepared_dataset_metrics
 from ml_factory.workflows.folds import FoldForecasts, FoldModel, FoldPlan, FoldSchemeSpec, fit_folds, plan_folds
-from ml_factory.workflows.predictions import write_prediction_frame
+from ml_factory.workflows.predictions import write_predictions
 from ml_factory.workflows.prepared_dataset import PreparedDataset, quick_row_limit, resolve_dataset_settings
 from ml_factory.workflows.train import load_data_of_run, weight_settings
 from ml_factory.workflows.train_ranks import check_single_rank
@@ -61,7 +61,8 @@ def cross_validate(
     untaught : folds whose training rows hold one class.
     verdict : over the blocks, against every baseline.
     findings : on the gains of the blocks over the class prior, the mean of a block that several folds test.
-    resumed_from, reached, exact, inexact_because, limited, found, origin : as of `train`.
+    reused, resumed_from, reached, exact, inexact_because, limited, found, origin : as of `train`; `resumed_from` is the
+        number of folds that were there.
     """
     started, workspace = time.perf_counter(), Workspace(workspace)
     check_single_rank("cross_validate")
@@ -76,7 +77,8 @@ def cross_validate(
         settings=fold_settings | own,
     )  # fmt: skip
     with open_run(workspace, spec, chosen) as run:
-        found = run.status(finished=run.ended)
+        ended = run.ended
+        found = run.status(finished=ended)
         chosen.on_status(found)
         fitted_with = {name: value for name, value in spec.settings if name not in fold_settings}
         lookback = build_model(model, **resolve_dataset_settings(data, fitted_with)).lookback
@@ -92,10 +94,10 @@ def cross_validate(
             if tracker is not None:
                 tracker.finish({"gain_mean": gain, "gain_se": gain_se})
         paths, paths_path = path_score_table(data, plan, scored), None
-        write_prediction_frame(run.folder / "folds.parquet", table)
+        write_predictions(run.folder / "folds.parquet", table)
         if paths is not None:
             paths_path = run.folder / "paths.parquet"
-            write_prediction_frame(paths_path, paths)
+            write_predictions(paths_path, paths)
         run.end()
     limits = {name: value for name, value in fitted_with.items() if name in ("epochs", "rounds")}
     calibrations = {
@@ -107,8 +109,10 @@ def cross_validate(
     blocks = table[table["name"] == model].groupby("block")["log_loss_gain"].mean()
     findings = sort_findings([concentration_finding("fold", blocks)])
     limited = plan.quick_limits | limits if chosen.quick else {}
+    reused = ended and outcome.resumed == len(plan.folds)  # a fold whose file was damaged is fitted again
     state = {
-        "run_id": run.run_id, "found": found, "reused": False, "resumed_from": outcome.resumed or None,
+        "run_id": run.run_id, "found": found, "reused": reused,
+        "resumed_from": None if reused else outcome.resumed or None,
         "reached": outcome.reached, "exact": not outcome.inexact, "inexact_because": list(outcome.inexact),
     }  # fmt: skip
     begun = f", resumed at {outcome.reached}" if outcome.reached else ""

@@ -32,11 +32,9 @@ from ml_factory.evaluation.findings import (
     trials_finding,
     unchecked_note,
 )
-from ml_factory.evaluation.intervals import gain_interval_by_class
 from ml_factory.evaluation.metrics import (
     PROBABILITIES,
     compute_forecast_metrics,
-    negative_log_probabilities,
     row_log_loss,
 )
 from ml_factory.evaluation.verdict import (
@@ -123,13 +121,14 @@ def evaluate_artifacts(workspace: Workspace, data: PreparedDataset, artifacts: M
     labels = {name: data.y[at[data.unambiguous_mask[at]]] for name, at in (parts | {"train": train_rows}).items()}
     lacking = describe_missing_classes(labels, expected_label_classes(data.kind))
     effective, weight = effective_sample_size(data.labels.iloc[rows], clear.astype(float)), clear.astype(float)
-    verdicts = {}
+    verdicts, options = {}, {"horizon": data.horizon, "times_N": times}
     for name, p_N3 in given["test"].items():
-        gains = verdict_gains_of_rows(data.y[rows], p_N3, counted["test"], weight, horizon=data.horizon, times_N=times)
+        gains = verdict_gains_of_rows(data.y[rows], p_N3, counted["test"], weight, **options)
         verdicts[name] = model_verdict(
             name, gains, best, rows=int(clear.sum()), effective_rows=effective, kind=data.kind, lacking=lacking
         )
     own = {part: given[part][chosen] for part in parts}
+    over = verdict_gains_of_rows(data.y[rows], own["test"], references.get("test", {}), weight, **options)
     gain_N = _row_gains(data, rows, own["test"], counted["test"][best])
     months = pd.Series(gain_N).groupby(np.asarray(times[clear].strftime("%Y-%m"))).agg(rows="size", gain="sum")
     calibration = dataset_calibration_by_class(data, rows, given["test"])
@@ -145,10 +144,7 @@ def evaluate_artifacts(workspace: Workspace, data: PreparedDataset, artifacts: M
             count_trials(workspace, data.symbol),
         ),
         prior_loss=dataset_weighted_prior_loss(data, train_rows, parts["validation"]),
-        reference_gains={
-            who: _dataset_gain_over_forecast(data, rows, own["test"], p)
-            for who, p in references.get("test", {}).items()
-        },
+        reference_gains={name: (one.mean, one.low, one.high) for name, one in over.whole.items()},
         artifacts=dict(artifacts),
     )  # fmt: skip
 
@@ -284,21 +280,6 @@ def dataset_calibration_by_class(
         table.insert(0, "name", name)
         tables.append(table)
     return pd.concat(tables, ignore_index=True)
-
-
-def _dataset_gain_over_forecast(
-    data: PreparedDataset, rows: np.ndarray, p_N3: np.ndarray, other: np.ndarray
-) -> tuple[float, float, float]:
-    """Compute the gain in log loss of `p_N3` over `other` on the unambiguous ones of `rows`: (gain, low, high), 95 %,
-    nats.
-
-    The interval is that of the row-wise differences, so errors that both share cancel.
-    """
-    by_class = negative_log_probabilities(other) - negative_log_probabilities(p_N3)
-    clear = data.unambiguous_mask[rows].astype(float)
-    times = data.labels.index[rows]
-    gain = gain_interval_by_class(by_class, data.y[rows], clear, horizon=data.horizon, times_N=times)
-    return gain.mean, gain.low, gain.high
 
 
 def dataset_weighted_prior_loss(data: PreparedDataset, train_rows: np.ndarray, rows: np.ndarray) -> float:

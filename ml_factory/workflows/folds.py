@@ -22,6 +22,7 @@ from ml_factory.storage.mirror import push_in_background
 from ml_factory.storage.serialization import read_state_file, write_state_file
 from ml_factory.targets.splits import (
     CombinatorialFolds,
+    Fold,
     combinatorial_purged_folds,
     purged_kfold,
     walk_forward_expanding,
@@ -37,7 +38,6 @@ from ml_factory.workflows.prepared_dataset import (
 )
 from ml_factory.workflows.train import fit_on_rows
 
-Fold = tuple[np.ndarray, np.ndarray]
 Observer = Callable[[dict], object]
 VALIDATION_SHARE = 0.15  # last part of a fold's training rows, for early stopping and calibration
 
@@ -127,7 +127,7 @@ class FoldPlan:
         and those of early stopping and calibration.
         """
         train = self.folds[number][0]
-        return inner_validation_split(self.labels, train[self.usable[train]], VALIDATION_SHARE)
+        return inner_validation_split(self.labels, train[self.usable[train]])
 
 
 def plan_folds(
@@ -154,26 +154,27 @@ def plan_folds(
     return FoldPlan(rows, labels, cut, data.full_window_mask(lookback)[rows], block, paths, quick_limits, embargo)
 
 
-def inner_validation_split(labels: pd.DataFrame, train: np.ndarray, share: float) -> Fold:
+def inner_validation_split(labels: pd.DataFrame, train: np.ndarray) -> Fold:
     """Split training positions once more in time, for early stopping inside a fold: (fit, validation).
 
-    Validation is the last `share` of the positions; a row is fitted on only when its label had ended before the first
-    validation row was known. Twelve rows, labels of two bars, share 0.25 (f: fit, v: validation)::
+    Validation is the last 15 % of the positions; a row is fitted on only when its label had ended before the first
+    validation row was known. Thirteen rows, labels of two bars (f: fit, v: validation)::
 
-        row   0 1 2 3 4 5 6 7 8 9 10 11
-              f f f f f f f . . v  v  v     (rows 7 and 8 end at or after row 9 is known)
+        row   0 1 2 3 4 5 6 7 8 9 10 11 12
+              f f f f f f f f f .  .  v  v     (rows 9 and 10 end at or after row 11 is known)
 
     Raises FactoryError when nothing is left to fit or to validate on.
     """
     train = np.sort(train)
-    first = len(train) - round(share * len(train))
+    first = len(train) - round(VALIDATION_SHARE * len(train))
     fit, validation = train[:first], train[first:]
     if len(validation):
         fit = fit[labels["label_end"].to_numpy()[fit] < labels.index.to_numpy()[validation[0]]]
     if not len(fit) or not len(validation):
         raise FactoryError(
-            "A fold has too few training rows for early stopping", got=f"{len(train)} rows, {share:.0%} of them for "
-            "validation", wanted="rows left on both sides", next_step="use fewer folds, or more bars",
+            "A fold has too few training rows for early stopping",
+            got=f"{len(train)} rows, {VALIDATION_SHARE:.0%} of them for validation",
+            wanted="rows left on both sides", next_step="use fewer folds, or more bars",
         )  # fmt: skip
     return fit, validation
 

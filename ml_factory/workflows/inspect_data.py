@@ -11,7 +11,7 @@ from ml_factory.data.resample import asof_rows, resample_bars
 from ml_factory.data.sessions import MarketSpec, assign_sessions
 from ml_factory.datasets.store import DatasetStore, open_current_store
 from ml_factory.features import custom
-from ml_factory.features.build import FeatureStream
+from ml_factory.features.build import FAMILIES, FeatureStream
 from ml_factory.features.engine import column_names
 from ml_factory.lazy_module import LazyModule
 from ml_factory.leakage.certificate import Certificate, require_certificate
@@ -68,9 +68,10 @@ def feature_families(workspace: Workspace | str | Path, symbol: str) -> pd.DataF
     store = open_current_store(workspace, symbol)
     spec, market = stored_data_settings(store).features, MarketSpec.from_dict(store.facts["market"])
     rows = {}
-    for name, family in spec.families_for_market(market).items():
-        own, coarse = (column_names(family, market, frame) for frame in (False, not spec.full_frames))
-        rows[name] = (len(own), len(coarse) * len(spec.frames), ", ".join(own[:: max(1, len(own) // 4)][:4]))
+    for name in spec.families:
+        own, coarse = (column_names(FAMILIES[name], market, on_coarse) for on_coarse in (False, True))
+        if own:
+            rows[name] = (len(own), len(coarse) * len(spec.frames), ", ".join(own[:: max(1, len(own) // 4)][:4]))
     for name in spec.custom:
         rows[name.partition("#")[0]] = (1, 0, "your own")
     return pd.DataFrame.from_dict(rows, orient="index", columns=["base", "coarse", "such as"]).rename_axis("family")

@@ -69,25 +69,25 @@ def leaderboard(
             "No model is finished", where=workspace.models, got=f"prepared: {'; '.join(skipped) or 'nothing'}",
             next_step="python -m ml_factory train --symbol SYMBOL --model xgboost",
         )  # fmt: skip
-    frame = pd.DataFrame(rows).sort_values(["symbol", "horizon", "log_loss"], kind="stable", ignore_index=True)
-    trials = {symbol: count_trials(workspace, symbol) for symbol in dict.fromkeys(frame["symbol"])}
+    table = pd.DataFrame(rows).sort_values(["symbol", "horizon", "log_loss"], kind="stable", ignore_index=True)
+    trials = {symbol: count_trials(workspace, symbol) for symbol in dict.fromkeys(table["symbol"])}
     return Result(
-        _lines(frame, trials, skipped), also={"frame": frame}, trials=trials, skipped=skipped,
-        seconds=time.perf_counter() - started, models=frame.reset_index(drop=True),
+        _lines(table, trials, skipped), also={"frame": table}, trials=trials, skipped=skipped,
+        seconds=time.perf_counter() - started, models=table.reset_index(drop=True),
     )  # fmt: skip
 
 
-def _lines(frame: pd.DataFrame, trials: Mapping[str, int], skipped: Sequence[str]) -> list[str]:
+def _lines(table: pd.DataFrame, trials: Mapping[str, int], skipped: Sequence[str]) -> list[str]:
     """Return the summary: the table, the number of models that beat their baselines, the trials."""
-    run = frame["quick"].map({True: "QUICK", False: "full"})
-    table = frame.assign(run=run).reindex(columns=SHOWN).rename(columns={"gain_best": "gain", "net": "after costs"})
+    run = table["quick"].map({True: "QUICK", False: "full"})
+    shown = table.assign(run=run).reindex(columns=SHOWN).rename(columns={"gain_best": "gain", "net": "after costs"})
     digits = {"gain": "{:+.4f}", "after costs": "{:,.0f}", "chance": "{:.0%}"}
-    text = table.to_string(index=False, formatters={name: one.format for name, one in digits.items()}, na_rep="-")
+    text = shown.to_string(index=False, formatters={name: one.format for name, one in digits.items()}, na_rep="-")
     tried = ", ".join(f"{count} on {symbol}" for symbol, count in trials.items())
     return [
         *text.splitlines(),
-        f"{int((frame['status'] == BEATS).sum())} of {len(frame)} models beat every baseline on their test rows, "
-        f"{int(frame['edge'].sum())} with an edge.",
+        f"{int((table['status'] == BEATS).sum())} of {len(table)} models beat every baseline on their test rows, "
+        f"{int(table['edge'].sum())} with an edge.",
         f"Trials, all counted in chance (that the Sharpe ratio after costs is above 0): {tried}.",
         *(f"  no finished model: {name}" for name in skipped),
     ]

@@ -68,15 +68,15 @@ def predict(
     """
     started, workspace = time.perf_counter(), Workspace(workspace)
     artifact = find_artifact_to_predict(workspace, check_symbol(symbol), check_horizon(horizon), model, run)
-    frame, close = predict_bars(workspace, artifact, data, bars)
-    frame, rows = (add_prediction_splits(one, artifact.facts, all_rows) for one in (frame, close.to_frame()))
+    table, close = predict_bars(workspace, artifact, data, bars)
+    table, rows = (add_prediction_splits(one, artifact.facts, all_rows) for one in (table, close.to_frame()))
     path = Path(out) if out else workspace.results / symbol / f"predictions-{model}-h{horizon}.parquet"
-    write_prediction_frame(path, frame)
+    write_predictions(path, table)
     run_id, choice = artifact.facts["run_id"], describe_run_choice(workspace, artifact, run)
-    counts, seconds = frame["split"].value_counts(sort=False), time.perf_counter() - started
-    lacking = None if "side" in frame else len(rows) - len(frame)
+    counts, seconds = table["split"].value_counts(sort=False), time.perf_counter() - started
+    lacking = None if "side" in table else len(rows) - len(table)
     lines = [
-        f"{model} on {symbol}, run {run_id} ({choice}): {len(frame):,} rows, {frame.index[0]} to {frame.index[-1]}, "
+        f"{model} on {symbol}, run {run_id} ({choice}): {len(table):,} rows, {table.index[0]} to {table.index[-1]}, "
         f"{seconds:.1f} s",
         f"  by split: {', '.join(f'{name} {count:,}' for name, count in counts.items())}",
         f"  {path}",
@@ -85,8 +85,8 @@ def predict(
         lines.insert(2, f"  without a probability: {lacking:,} of {len(rows):,} rows: {model} reads a "
                         "window of rows of one segment, and they have too few before them in theirs")  # fmt: skip
     return Result(
-        lines, figure=lambda: plots.plot_probabilities(frame, close), also={"frame": frame}, symbol=symbol,
-        horizon=horizon, model=model, run_id=run_id, choice=choice, rows=len(frame), rows_without_probability=lacking,
+        lines, figure=lambda: plots.plot_probabilities(table, close), also={"frame": table}, symbol=symbol,
+        horizon=horizon, model=model, run_id=run_id, choice=choice, rows=len(table), rows_without_probability=lacking,
         path=path, frame_hash=files.sha256(path), seconds=seconds,
     )  # fmt: skip
 
@@ -106,22 +106,22 @@ def load_or_make_predictions(workspace: Workspace, data: PreparedDataset, artifa
     """
     path = predictions_path(workspace, artifact)
     if is_prediction_of_artifact(path, artifact):
-        return read_prediction_frame(path)
+        return read_predictions(path)
     if artifact.kind == STACK:
         state, bases = artifact.load_state(), base_model_artifacts(workspace, artifact)
-        frame = stacked_predictions(
+        table = stacked_predictions(
             state, {name: uncalibrated_predictions(workspace, data, base) for name, base in bases.items()}
         )
     else:
         bundle = TrainedModel.from_state(artifact.load_state())
         rows = data.row[_labels_to_predict(data, artifact, bundle.lookback)]
-        frame = predict_features(bundle, data.features, segment=data.segment, rows=rows)
-    positions = data.labels.index.get_indexer(frame.index)
+        table = predict_features(bundle, data.features, segment=data.segment, rows=rows)
+    positions = data.labels.index.get_indexer(table.index)
     split = data.split_names()[positions]
-    frame = frame.assign(split=split, run_id=artifact.facts["run_id"], label=data.y[positions])[split != "purged"]
-    write_prediction_frame(path, frame)
+    table = table.assign(split=split, run_id=artifact.facts["run_id"], label=data.y[positions])[split != "purged"]
+    write_predictions(path, table)
     files.write_json(_checksum_path(path), {"artifact": artifact.hash, "predictions": files.sha256(path)})
-    return frame
+    return table
 
 
 def _labels_to_predict(data: PreparedDataset, artifact: Artifact, lookback: int) -> np.ndarray:
@@ -153,11 +153,11 @@ def _checksum_path(path: Path) -> Path:
 
 def uncalibrated_predictions(workspace: Workspace, data: PreparedDataset, artifact: Artifact) -> pd.DataFrame:
     """Return predictions of labelled rows without the model's calibration, comparable with out-of-fold predictions."""
-    frame = load_or_make_predictions(workspace, data, artifact)[PROBABILITIES]
+    table = load_or_make_predictions(workspace, data, artifact)[PROBABILITIES]
     p_N3 = condition_on_classes(
-        Calibration.from_dict(artifact.load_state()["calibration"]).invert(frame.to_numpy()), data.classes.values()
+        Calibration.from_dict(artifact.load_state()["calibration"]).invert(table.to_numpy()), data.classes.values()
     )
-    return pd.DataFrame(p_N3, index=frame.index, columns=PROBABILITIES)
+    return pd.DataFrame(p_N3, index=table.index, columns=PROBABILITIES)
 
 
 def base_model_artifacts(workspace: Workspace, stack: Artifact) -> dict[str, Artifact]:
@@ -186,7 +186,7 @@ def load_predictions(
     if not is_prediction_of_artifact(path, artifact):
         step = "train it again: the finished run is found and predicts"
         raise NotPreparedError("The predictions of this run are not there, or not its own", where=path, next_step=step)
-    return read_prediction_frame(path)
+    return read_predictions(path)
 
 
 def _check_model_name(model: str) -> None:
@@ -331,14 +331,14 @@ def load_fitted_models(workspace: Workspace, artifact: Artifact) -> FittedModels
     return FittedModels(models, artifact.load_state())
 
 
-def read_prediction_frame(path: Path) -> pd.DataFrame:
-    """Read the DataFrame that `write_prediction_frame` wrote. Raises WorkspaceError."""
+def read_predictions(path: Path) -> pd.DataFrame:
+    """Read the DataFrame that `write_predictions` wrote. Raises WorkspaceError."""
     data = files.read(path)
     step = "predict again: it makes what is missing or damaged"
     with refuse_damaged_content(WorkspaceError, "These predictions are damaged", where=path, next_step=step):
         return pd.read_parquet(io.BytesIO(data))
 
 
-def write_prediction_frame(path: Path, frame: pd.DataFrame) -> None:
+def write_predictions(path: Path, table: pd.DataFrame) -> None:
     """Write a DataFrame as Parquet, whole or not at all."""
-    files.replace(path, lambda temporary: frame.to_parquet(temporary))
+    files.replace(path, lambda temporary: table.to_parquet(temporary))

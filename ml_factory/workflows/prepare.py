@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,18 +13,18 @@ import pandas as pd
 from ml_factory.argument_checks import DEFAULT_HORIZONS, DEMOS, check_horizon
 from ml_factory.code_fingerprint import source_hash
 from ml_factory.data.bar_report import BarFinding
-from ml_factory.data.io import import_bars, load_bars, raw_bar_minutes
+from ml_factory.data.io import import_bars, load_bars, previous_bars_path, raw_bar_minutes
 from ml_factory.data.resample import check_resample_length
 from ml_factory.data.rolls import RollSpec
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import ensure_synthetic_demo_market
-from ml_factory.data.validation import RawBarSpec, report_checked_bars
+from ml_factory.data.validation import RawBarSpec
 from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.preprocessing import fit_preprocessing_steps
 from ml_factory.datasets.store import DatasetStore
-from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
+from ml_factory.errors import NotPreparedError, SettingsError
 from ml_factory.evaluation.intervals import WEEKS, count_interval_weeks, interval_week_numbers
-from ml_factory.features.build import FeatureSpec, feature_column_names
+from ml_factory.features.build import FeatureSpec, build_features, feature_column_names
 from ml_factory.leakage.proof import QUICK
 from ml_factory.progress import ProgressPhase, progress_phase, record_progress
 from ml_factory.result import Result
@@ -59,7 +60,7 @@ from ml_factory.workflows.search_barriers import (
     check_found_barriers_rows,
 )
 
-FACTS_BYTES, LABEL_BYTES = 24, 70  # bytes of a feature row without its columns, and of a label
+FACTS_BYTES, LABEL_BYTES = 20, 70  # bytes of a feature row without its columns, and of a label
 
 _log = logging.getLogger("ml_factory")
 
@@ -93,9 +94,9 @@ def prepare(
     -------
     A result with folder, fingerprint, market, rows, features, horizons, label_balance, split_table; `test_weeks`, weeks
     that the test rows of the last horizon span, as a verdict counts them; `staleness`, frame -> minutes of age of the
-    frame's newest visible bar (mean, max); `bar_findings`, a row per finding; `proof`, the certificate in words;
-    `phases` of this call; `reused`; `resumed_from`, horizons that were found with the features, where only the rest was
-    prepared.
+    frame's newest visible bar (mean, max); `bar_findings`, a row per finding; `proof`, the certificate in words (where
+    it FAILED, leaks were logged and training refuses the data); `phases` of this call; `reused`; `resumed_from`,
+    horizons that were found with the features, where only the rest was prepared.
 
     Raises
     ------
@@ -105,33 +106,29 @@ def prepare(
     """
     started, workspace = time.perf_counter(), Workspace(workspace)
     symbol, horizons = check_symbol(symbol), _check_horizons(horizons)
-    settings = _settings_after_previous(settings, workspace.processed(symbol))
-    if bar_minutes is not None:
-        settings = replace(settings, bars=replace(settings.bars, minutes=bar_minutes))
-    with record_progress() as phases:
-        settings = add_found_barriers(settings, workspace.processed(symbol), searched, horizons)
-        before, bars, settings = _import_raw_bars(workspace, symbol, data, settings, roll)
-        processed = workspace.processed(symbol)
+    processed = workspace.processed(symbol)
+    put_back = nullcontext() if data is None else _raw_bars_put_back(workspace, symbol)
+    # A second process waits before it replaces the raw bars, and then finds what the first one made.
+    with record_progress() as phases, file_lock(processed / "prepare.lock"), put_back:
+        settings = _settings_after_previous(settings, processed)
+        if bar_minutes is not None:
+            settings = replace(settings, bars=replace(settings.bars, minutes=bar_minutes))
+        settings = add_found_barriers(settings, processed, searched, horizons)
+        settings = _import_raw_bars(workspace, symbol, data, settings, roll)
         with progress_phase("hashing"):
             raw = files.sha256(require_raw_bars(workspace, symbol))
             key = prepared_data_fingerprint(raw, settings.to_dict())
-        with file_lock(processed / "prepare.lock"):  # a second process finds what the first one made
-            with progress_phase("looking for prepared data"):
-                store = DatasetStore.find(processed, key)
-            stored = None if store is None else list(store.horizons)
-            missing = [horizon for horizon in horizons if stored is None or horizon not in stored]
-            if missing:
-                try:
-                    store = store or DatasetStore.begin(processed, key)
-                    built = _write(store, workspace, symbol, settings, missing, raw, bars)
-                    _certify(store, workspace, horizons, *built)
-                except FactoryError:
-                    if before is not None:  # what was prepared before belongs to the bars before
-                        files.write(workspace.raw_bars(symbol), before)
-                    raise
-            else:
-                _certify(store, workspace, horizons)
-            store.make_current()
+        with progress_phase("looking for prepared data"):
+            store = DatasetStore.find(processed, key)
+        stored = None if store is None else list(store.horizons)
+        missing = [horizon for horizon in horizons if stored is None or horizon not in stored]
+        if missing:
+            store = store or DatasetStore.begin(processed, key)
+            built = _write(store, workspace, symbol, settings, missing, raw)
+            _certify(store, workspace, horizons, *built)
+        else:
+            _certify(store, workspace, horizons)
+        store.make_current()
     seconds = time.perf_counter() - started
     return _result(store, symbol, horizons, phases, found=stored, reused=not missing, seconds=seconds)
 
@@ -152,34 +149,42 @@ def _settings_after_previous(given: DataSpec | None, processed: Path) -> DataSpe
     return replace(given, **{name: market[name] for name in kept if getattr(given, name) is None})
 
 
+@contextmanager
+def _raw_bars_put_back(workspace: Workspace, symbol: str) -> Iterator[None]:
+    """Put the raw bars back where the block fails or is interrupted: what was prepared before belongs to them."""
+    raw = workspace.raw_bars(symbol)
+    before = {path: files.read(path) for path in (raw, previous_bars_path(raw)) if files.is_file(path)}
+    try:
+        yield
+    except BaseException:
+        for path, content in before.items():
+            if files.read(path) != content:
+                files.write(path, content)
+        if raw in before and previous_bars_path(raw) not in before:
+            files.remove(previous_bars_path(raw))
+        raise
+
+
 def _import_raw_bars(
     workspace: Workspace, symbol: str, data: str | Path | None, settings: DataSpec, roll: RollSpec | None
-) -> tuple[bytes | None, pd.DataFrame | None, DataSpec]:
-    """Import the raw bars into `data/raw`.
-
-    Returns
-    -------
-    (bytes of the file that `data` replaced, None where there was none; the checked bars, None where none were imported;
-    settings for the file that is there now).
-    """
+) -> DataSpec:
+    """Import the raw bars into `data/raw`; return the settings for the file that is there now."""
     if data is not None:
         if symbol in DEMOS:
             step = "name the market of these bars: --symbol MES, or SYMBOL=MES"
             raise SettingsError(f"{symbol} is the made-up market", where="symbol", got=f"{data} for it", next_step=step)
-        raw = workspace.raw_bars(symbol)
-        before = files.read(raw) if files.is_file(raw) else None
         with progress_phase("importing") as done:
-            bars, imported = import_bars(data, workspace, symbol, settings.bars, roll=roll, calendar=settings.calendar)
+            imported = import_bars(data, workspace, symbol, settings.bars, roll=roll, calendar=settings.calendar)
             done(imported.rows)
         _warn_findings(symbol, imported.findings, "mapped")
         # The file in data/raw is in the contract's form now: nothing is shifted or translated again.
-        return before, bars, replace(settings, bars=RawBarSpec(imported.minutes, strict=settings.bars.strict))
+        return replace(settings, bars=RawBarSpec(imported.minutes, strict=settings.bars.strict))
     if roll is not None:
         raise SettingsError("There is nothing to roll", where="roll", next_step="name the file: --data FILE")
     if symbol in DEMOS:
         ensure_synthetic_demo_market(workspace, symbol)
     minutes = raw_bar_minutes(workspace, symbol, settings.bars.minutes)
-    return None, None, replace(settings, bars=replace(settings.bars, minutes=minutes))
+    return replace(settings, bars=replace(settings.bars, minutes=minutes))
 
 
 def _certify(
@@ -212,20 +217,13 @@ def _write(
     settings: DataSpec,
     horizons: list[int],
     raw_hash: str,
-    bars: pd.DataFrame | None,
 ) -> tuple[pd.DataFrame, Built]:
     """Write features unless they are there, and the parts of these horizons; return for the proof the bars, and what
     they gave but for the features.
-
-    bars : those just imported; None: they are read
     """
     for length in (settings.features.base_minutes, *settings.features.frames):
         check_resample_length(length, settings.bars.minutes)
-    if bars is None:
-        bars, report = load_bars(workspace, symbol, settings.bars, quality=True)
-    else:
-        with progress_phase("checking", len(bars)):
-            report = report_checked_bars(bars, settings.bars, where=require_raw_bars(workspace, symbol), symbol=symbol)
+    bars, report = load_bars(workspace, symbol, settings.bars, quality=True)
     with progress_phase("market facts", len(bars)):
         market = resolve_market_facts(symbol, bars, settings)
     _warn_findings(symbol, report.findings, "reported")
@@ -237,13 +235,13 @@ def _write(
             check_horizon_fits_session(horizon, settings.label_spec_for(horizon).session_end, longest)
     needed = estimate_prepared_bytes(len(bars), market, settings, len(horizons), features=not store.committed)
     files.require_space(store.folder, needed, f"the features and labels of {symbol}")
-    subject, fresh = DataUnderProof(symbol, settings, tuple(horizons)), not store.committed
-    with progress_phase("choosing stretches", len(bars)):
-        stretches = subject.stretches(bars, market.to_dict(), QUICK) if fresh and not settings.features.custom else []
-    states = {}
-    if fresh:  # written before labels are made: a long file's features are most of the memory
-        built = build(bars, market, settings, (), stretches=stretches)
-        features, states = built.features, built.states
+    feed = None
+    if not store.committed:  # written before labels are made: a long file's features are most of the memory
+        if not settings.features.custom:
+            with progress_phase("choosing stretches", len(bars)):
+                subject = DataUnderProof(symbol, settings, tuple(horizons), folds=0)
+                feed = subject.feed_plan(bars, market.to_dict(), QUICK)
+        features = build_features(bars, market, settings.features, states=feed.states if feed else None)
         with progress_phase("writing", len(features)):
             store.write_features(features)
         made = {
@@ -256,12 +254,12 @@ def _write(
             "first": features.first,
             "staleness": features.frame_staleness,
         }
-        store.commit(made, current=False)  # a killed prepare continues with what is missing
-        del built, features
-    built = replace(build(bars, market, settings, horizons, features=False), stretches=stretches, states=states)
+        store.commit(made)  # a killed prepare continues with what is missing
+        del features
+    built = replace(build(bars, market, settings, horizons, features=False), feed=feed)
     for horizon in horizons:
         facts = _write_horizon(store, built, settings, market, horizon)
-        store.commit({"horizons": {str(horizon): facts}}, current=False)
+        store.commit({"horizons": {str(horizon): facts}})
     return bars, built
 
 

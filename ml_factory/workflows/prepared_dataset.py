@@ -82,7 +82,7 @@ class PreparedDataset:
 
     @cached_property
     def kind(self) -> str:
-        """Kind of labels, one of `targets.labels.KINDS`."""
+        """Kind of labels, one of LABEL_KINDS."""
         return stored_label_kind(self.settings)
 
     @cached_property
@@ -146,7 +146,7 @@ def prepared_data_fingerprint(raw_hash: str, settings: dict) -> str:
 
 
 def load_dataset(workspace: Workspace | str | Path, symbol: str, horizon: int) -> PreparedDataset:
-    """Load features and labels as a `Dataset`.
+    """Load features and labels as a `PreparedDataset`.
 
     Raises NotPreparedError when they are missing, or when the raw bars or the code changed since.
     """
@@ -171,7 +171,7 @@ def load_dataset(workspace: Workspace | str | Path, symbol: str, horizon: int) -
 
 
 def load_dataset_of_store(store: DatasetStore, horizon: int) -> PreparedDataset:
-    """Build the `Dataset` of a stored data set, as `load_dataset` returns it."""
+    """Build the `PreparedDataset` of a stored data set, as `load_dataset` returns it."""
     with refuse_damaged_content(WorkspaceError, "The prepared data is damaged", where=store.folder, next_step=REBUILD):
         rows, settings = store.load_row_facts(), store.facts["settings"]
         return PreparedDataset(

@@ -195,7 +195,7 @@ def _calibration(workspace: Workspace, data: PreparedDataset, pool: Stack, bases
     predictions = {name: uncalibrated_predictions(workspace, data, artifact) for name, artifact in bases.items()}
     readable = data.labels.index[rows].isin(common_prediction_index(predictions))
     index = data.labels.index[rows][readable]
-    pooled = pool.predict_proba({name: frame.loc[index].to_numpy() for name, frame in predictions.items()})
+    pooled = pool.predict_proba({name: table.loc[index].to_numpy() for name, table in predictions.items()})
     return Calibration.fit(floored_log_probabilities(pooled), data.y[rows][readable], horizon=data.horizon)
 
 

@@ -112,7 +112,7 @@ class FinishedTraining:
 
 
 def train_or_load(
-    workspace: Workspace | str | Path, symbol: str, horizon: int, model: str, callbacks: Sequence[Callback],
+    workspace: Workspace, symbol: str, horizon: int, model: str, callbacks: Sequence[Callback],
     model_settings: Mapping | None, weights: WeightSpec | None, estimator: ModelBase | None, options: RunOptions,
 ) -> FinishedTraining | None:  # fmt: skip
     """Train, resume or load as `train`, and write no report; None in a further process of torchrun."""
@@ -120,7 +120,7 @@ def train_or_load(
     if process_rank():
         _fit_in_further_rank(data, spec)
         return None
-    with open_run(Workspace(workspace), spec, options) as run:
+    with open_run(workspace, spec, options) as run:
         artifact = run.artifact()
         reused = artifact is not None
         if not reused:
@@ -158,12 +158,12 @@ def open_training(
 
 
 def _load_training(
-    workspace: Workspace | str | Path, symbol: str, horizon: int, model: str, model_settings: Mapping | None,
+    workspace: Workspace, symbol: str, horizon: int, model: str, model_settings: Mapping | None,
     weights: WeightSpec | None, options: RunOptions,
 ) -> tuple[PreparedDataset, RunSettings]:  # fmt: skip
     """Return the certified data and the run settings of a training."""
     settings = check_registered_model_settings(model, model_settings) | weight_settings(weights)
-    data = load_data_of_run(Workspace(workspace), symbol, horizon, options)
+    data = load_data_of_run(workspace, symbol, horizon, options)
     spec = make_run_settings(
         symbol, horizon, model, task="train", seed=options.seed, quick=options.quick, data=data.fingerprint,
         settings=settings,
@@ -188,7 +188,7 @@ def weight_settings(spec: WeightSpec | None) -> dict:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FitOnRows:
     """A fit on some rows of a data set: its result and calibration, how inputs are read, and what was held out.
 
     take : positions into the labels -> inputs of the model.
@@ -207,7 +207,7 @@ def fit_on_rows(
     data: PreparedDataset, model: ModelBase, train: np.ndarray, held_out: np.ndarray,
     scaler: Callable[[np.ndarray], FittedStep], weights: WeightSpec | None = None, *,
     observe: Callable[[dict], object] | None = None, **options: Any,
-) -> Fitted:  # fmt: skip
+) -> FitOnRows:  # fmt: skip
     """Fit the model on training rows, and stop it early and calibrate it on held-out rows, all of positive weight.
 
     train, held_out : positions into the labels.
@@ -222,7 +222,7 @@ def fit_on_rows(
     result = model.fit(*learnt, validation=validation, **options)
     p_N3 = condition_on_classes(model.predict_proba(validation[0]), data.classes.values())
     calibration = Calibration.fit(floored_log_probabilities(p_N3), validation[1], horizon=data.horizon)
-    return Fitted(result, calibration, take, validation, p_N3)
+    return FitOnRows(result, calibration, take, validation, p_N3)
 
 
 def fit_inputs(

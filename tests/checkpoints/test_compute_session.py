@@ -7,6 +7,7 @@ import time
 import pytest
 
 from ml_factory.checkpoints import compute_session
+from ml_factory.errors import SettingsError
 
 
 def test_runtime_started_reads_start_of_process_1_from_proc(tmp_path):
@@ -39,3 +40,10 @@ def test_hours_left_beyond_tier_limit_uses_next_tier(monkeypatch):
         assert compute_session.is_session_ending(20) is (left < 0.02)
     assert compute_session.configured_hours_remaining(limit_hours=12) == 0
     assert compute_session.configured_hours_remaining("pro") == math.inf
+
+
+@pytest.mark.parametrize("name", ["ML_FACTORY_SESSION_HOURS", "ML_FACTORY_COLAB_TIER"])
+def test_wrong_variable_is_named(monkeypatch, name):
+    monkeypatch.setenv(name, "por")
+    with pytest.raises(SettingsError, match=f"{name}.*'por'"):
+        compute_session.configured_hours_remaining()

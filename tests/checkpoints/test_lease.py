@@ -121,12 +121,15 @@ def test_session_with_lower_fence_or_id_stops_writing(tmp_path, lease, rival, en
 
 
 def test_session_that_finds_a_checkpoint_of_a_later_one_stops_writing(tmp_path):
-    with CheckpointManager(tmp_path, run="r", background=False) as manager:
+    with CheckpointManager(tmp_path, run="r") as manager:
         info = manager.save_checkpoint("p", {"value": 1}, force=True)
+        manager.wait()
         later = {**info, "sequence": 2, "lease": {"session": "other", "fence": info["lease"]["fence"] + 1}}
         write_checkpoint(tmp_path / "r/p.3.ckpt", later, *pack_state({"value": 2}))
         with pytest.raises(LeaseTakenOverError, match="taken this work over"):
             manager.save_checkpoint("p", {"value": 3}, force=True)
+            manager.wait()
+            manager.save_checkpoint("p", {"value": 4}, force=True)
         assert manager.load_latest_checkpoint("p")["state"] == {"value": 2}
 
 

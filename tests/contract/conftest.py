@@ -6,12 +6,14 @@ from collections.abc import Iterator
 import pytest
 
 from tests.contract.doors import own_models
+from tests.data.conftest import gappy_minutes, make_raw, real_markets  # noqa: F401
+from tests.faults.conftest import mount  # noqa: F401
 from tests.inference.conftest import bundle_file, raw_bars, trained  # noqa: F401
-from tests.raw_bars import gappy_minutes, make_raw, real_markets  # noqa: F401
+from tests.storage.gcs import gcs_bucket  # noqa: F401
 from tests.tpu.conftest import play  # noqa: F401
 
 if importlib.util.find_spec("torch"):  # `make matrix` has rows without it
-    from tests.recipes.conftest import shards  # noqa: F401
+    from tests.recipes.conftest import hub, shards  # noqa: F401
     from tests.recipes.text_cases import sdce_settings  # noqa: F401
 
 if importlib.util.find_spec("fastapi"):

@@ -1,5 +1,5 @@
 """What the contract tests need beyond the names that CONTRACTS.md promises; a replacement changes this file alone."""
-# ruff: noqa: F401 - what is imported here is what the tests take from here
+# ruff: noqa: F401, I001 - what is imported here is what the tests take from here; long lists stand in lines
 
 import importlib.util
 import re
@@ -12,111 +12,72 @@ from types import ModuleType
 import numpy as np
 import pandas as pd
 
-from ml_factory import cli, cli_output, pipeline
+from ml_factory import argument_checks, cli, cli_output, notebook_panel, pipeline
+from ml_factory.checkpoints import compute_session
+from ml_factory.checkpoints.checkpoint_file import read_checkpoint
 from ml_factory.checkpoints.lease import LeaseTakenOverError
+from ml_factory.checkpoints.stop_signals import StopSignalFlag
 from ml_factory.code_fingerprint import user_code_hash
+from ml_factory.commands import recipes as recipe_commands
+from ml_factory.commands import serving as serving_commands
 from ml_factory.data.bar_files import read_bars_table
 from ml_factory.data.bar_report import hash_bars
+from ml_factory.data.databases import questdb
 from ml_factory.data.io import import_bars, load_bars, raw_bar_minutes, write_bars
 from ml_factory.data.parsing import infer_bar_minutes
 from ml_factory.data.quality import GAP_KINDS, find_gaps
 from ml_factory.data.resample import (
-    BarStream,
-    ResampledBars,
-    apply_roll_adjustment,
-    asof_rows,
-    resample_bars,
-    segments_between_rolls,
+    BarStream, ResampledBars, apply_roll_adjustment, asof_rows, resample_bars, segments_between_rolls,
     trading_intervals,
-)
+)  # fmt: skip
 from ml_factory.data.rolls import RollSpec, build_continuous_contract, parse_contract_code
 from ml_factory.data.sessions import (
-    DAY_NS,
-    MINUTE_NS,
-    PRICES,
-    TRADING_HOURS,
-    MarketSpec,
-    assign_sessions,
-    exchange_days,
-    resolve_market_spec,
-    scheduled_session_days,
-    scheduled_session_pauses,
-)
+    DAY_NS, MINUTE_NS, PRICES, TRADING_HOURS, MarketSpec, assign_sessions, exchange_days, resolve_market_spec,
+    scheduled_session_days, scheduled_session_pauses,
+)  # fmt: skip
 from ml_factory.data.synthetic import SyntheticSpec, ensure_synthetic_demo_market, synthetic_bars
-from ml_factory.data.validation import RawBarSpec, parse_bars, report_checked_bars, validate_bars
+from ml_factory.data.validation import RawBarSpec, parse_bars, validate_bars
 from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.preprocessing import STEPS as PREPROCESSING_STEPS
 from ml_factory.datasets.preprocessing import fit_preprocessing_steps, preprocessing_from_dict
-from ml_factory.datasets.row_selection import mask_rows_with_full_window
-from ml_factory.datasets.scaling import SCALERS
+from ml_factory.datasets.row_selection import mask_rows_with_full_window, sample_contiguous_blocks
+from ml_factory.datasets.scaling import SCALERS, RobustScaler
 from ml_factory.datasets.store import CURRENT, DatasetStore
 from ml_factory.ensemble.stacking import Stack, equal_weight_probabilities
+from ml_factory.evaluation import findings
 from ml_factory.evaluation.backtest.contracts import contract_spec
 from ml_factory.evaluation.backtest.fill_kernel import EXITS
 from ml_factory.evaluation.backtest.metrics import (
-    drawdown,
-    session_gains,
-    sharpe_ratio,
-)
+    drawdown, session_gains, sharpe_ratio,
+)  # fmt: skip
 from ml_factory.evaluation.baselines import (
-    BASELINES,
-    prior_baseline_probabilities,
-    session_time,
-)
+    BASELINES, prior_baseline_probabilities, session_time,
+)  # fmt: skip
 from ml_factory.evaluation.calibration import (
-    Calibration,
-    calibration_by_class,
-    floored_log_probabilities,
-    independent_row_count,
-    reliability_table,
-    softmax,
-)
+    Calibration, calibration_by_class, floored_log_probabilities, independent_row_count, reliability_table, softmax,
+)  # fmt: skip
+from ml_factory.evaluation.findings import Finding
 from ml_factory.evaluation.intervals import (
-    ConfidenceInterval,
-    autocorrelation_length,
-    cosine_standard_error,
-    count_interval_weeks,
-    fold_gain_interval,
-    gain_interval,
-    interval_week_numbers,
-    newey_west_standard_error,
-    squared_cosine_weights,
+    ConfidenceInterval, autocorrelation_length, cosine_standard_error, count_interval_weeks, fold_gain_interval,
+    gain_interval, interval_week_numbers, newey_west_standard_error, squared_cosine_weights,
     week_clustered_standard_error,
-)
+)  # fmt: skip
 from ml_factory.evaluation.metrics import (
-    PROBABILITIES,
-    classification_metrics,
-    compute_forecast_metrics,
-    direction_loss_by_class,
-    expected_calibration_error,
-    negative_log_probabilities,
-    row_log_loss,
-)
+    PROBABILITIES, classification_metrics, compute_forecast_metrics, direction_loss_by_class,
+    expected_calibration_error, negative_log_probabilities, row_log_loss,
+)  # fmt: skip
 from ml_factory.evaluation.training_criteria import training_criteria_table
 from ml_factory.evaluation.verdict import (
-    BEATS,
-    DOES_NOT_BEAT,
-    NOT_ENOUGH,
-    VerdictGains,
-    describe_missing_classes,
-    model_verdict,
-    verdict_gains_of_folds,
-    verdict_gains_of_rows,
-)
+    BEATS, DOES_NOT_BEAT, NOT_ENOUGH, ModelVerdict, VerdictGains, describe_missing_classes, model_verdict,
+    verdict_gains_of_folds, verdict_gains_of_rows,
+)  # fmt: skip
 from ml_factory.features import custom, engine, fractional, regime
 from ml_factory.features.build import (
-    FAMILIES,
-    FIRST_BARS,
-    MEMORY_BARS,
-    FeatureSpec,
-    FeatureStream,
-    build_features,
-    feature_column_names,
-    timeframe_name,
-)
+    FAMILIES, FIRST_BARS, MEMORY_BARS, FeatureSpec, FeatureStream, build_features, feature_column_names, frame_name,
+)  # fmt: skip
 from ml_factory.features.calendar import elapsed_session_share
 from ml_factory.features.custom import feature
-from ml_factory.features.engine import FeatureEngine, compute_family_columns
+from ml_factory.features.engine import FeatureEngine, column_names, compute_family_columns
 from ml_factory.features.entropy import lempel_ziv_phrases, sigma_bins
 from ml_factory.features.fractional import fractional_difference_weights, fractional_return_weights
 from ml_factory.features.volatility import range_variances
@@ -124,77 +85,78 @@ from ml_factory.features.wavelet import SCALES
 from ml_factory.features.windows import balance, ratio, window_std, window_sum
 from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.guard import open_minutes
-from ml_factory.inference.predict import TrainedModel
+from ml_factory.inference.predict import GraphModel, TrainedModel, predict_features
+from ml_factory.interrupt import interrupt_message, interruptible
 from ml_factory.lazy_module import EXTRAS, LazyModule, import_module_or_explain
 from ml_factory.leakage import certificate
-from ml_factory.leakage.certificate import Certificate, require_certificate, write_certificate
+from ml_factory.leakage.blind import Split, find_unpurged_rows
+from ml_factory.leakage.certificate import (
+    Certificate, certificate_path, read_certificate, require_certificate, write_certificate,
+)  # fmt: skip
 from ml_factory.leakage.custom import check_custom_features, sample_calendar_days
 from ml_factory.leakage.cuts import PERTURBATIONS, SAME_TIMES, TRUNCATE, choose_cut_points, perturb_future_bars
-from ml_factory.leakage.tables import COLUMNS, ROWS, Leak, Table, compare
+from ml_factory.leakage.tables import COLUMNS, ROWS, Findings, Leak, Table, compare
 from ml_factory.models import registry, tabular
 from ml_factory.models.registry import (
-    build_model_from_state,
-    find_model_spec,
-    register_model,
-    registered_model_settings,
-    registered_source_hash,
-)
+    build_model_from_state, find_model_spec, register_model, registered_model_settings, registered_source_hash,
+)  # fmt: skip
 from ml_factory.models.rows import balanced_class_factors
-from ml_factory.models.session_clock import SessionClock, class_shares
+from ml_factory.models.session_clock import SessionClock, SessionClockOffset, class_shares
 from ml_factory.models.setting_names import parse_named_settings, parse_setting_value
 from ml_factory.models.tabular import early_stopping_round
 from ml_factory.notebook import NOTEBOOKS, draw_finished_notebooks, finish, markets, progress, show
-from ml_factory.notebook_panel import LiveCurves
-from ml_factory.notebook_parameters import PARAMETERS_TITLE, check_parameters, read_notebook_parameters
+from ml_factory.notebook_panel import CellPanel, LiveCurves, show_machine
+from ml_factory.notebook_parameters import (
+    PARAMETERS_TITLE, check_parameters, convert_notebook_parameters, parse_notebook_parameters,
+    read_notebook_parameters,
+)  # fmt: skip
+from ml_factory.numba_cache import numba_sources_hash, set_numba_cache_folder
 from ml_factory.progress import progress_phase, report_progress_to
 from ml_factory.result import Result
-from ml_factory.runs import Run, RunFolder, RunOptions, count_trials, open_run, open_run_checkpoints, progress_words
+from ml_factory.runs import (
+    FitCheckpoints, Run, RunFolder, RunOptions, count_trials, open_run, open_run_checkpoints, progress_words,
+)  # fmt: skip
 from ml_factory.seeding import derive_seed
 from ml_factory.serving import follow
-from ml_factory.serving.feed import RECENT_BARS, Feed, ServedBundle, kept_bars, to_table
+from ml_factory.serving.feed import KNOWN_BARS, Feed, ServedBundle, kept_bars, to_table
 from ml_factory.serving.follow import FollowedFile
-from ml_factory.settings import DataSpec, RunSettings, make_run_settings
+from ml_factory.settings import DataSpec, RunSettings, certified_code_hash, make_run_settings
+from ml_factory.storage import mirror
+from ml_factory.storage import remote as remotes
+from ml_factory.storage import workspace as places
 from ml_factory.storage.artifact_registry import ArtifactRegistry
-from ml_factory.storage.files import files
+from ml_factory.storage.files import LEDGER, REMOVALS, files
 from ml_factory.storage.json_values import fingerprint_json, parse_json
-from ml_factory.storage.mirror import Mirror
+from ml_factory.storage.locks import acquire_lock_file, release_lock_file
+from ml_factory.storage.mirror import Mirror, fetch_file
+from ml_factory.storage.mounts import mount_of
 from ml_factory.storage.private_folder import private_folder
-from ml_factory.storage.serialization import deserialize_state, read_state_file, serialize_state, write_state_file
+from ml_factory.storage.remote import Bucket, MountedFolder, Remote
+from ml_factory.storage.serialization import (
+    deserialize_state, pack_state, read_state_file, serialize_state, write_state_file,
+)  # fmt: skip
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.barrier_kernels import BARRIERS
 from ml_factory.targets.barrier_search import (
-    BarrierSearchSpec,
-    SearchedLabelSpec,
-    fingerprint_searched_bars,
-    search_barriers_on_training_rows,
-)
+    BarrierSearchSpec, SearchedLabelSpec, fingerprint_searched_bars, search_barriers_on_training_rows,
+)  # fmt: skip
 from ml_factory.targets.label_table import SESSION_ENDS
 from ml_factory.targets.labels import (
-    KINDS,
-    LabelSpec,
-    check_class_sufficiency,
-    check_horizon_fits_session,
-    longest_session_bars,
-    triple_barrier_labels,
-    triple_barrier_prices,
-)
+    LABEL_KINDS, LabelSpec, check_class_sufficiency, check_horizon_fits_session, label_classes, longest_session_bars,
+    triple_barrier_labels, triple_barrier_prices,
+)  # fmt: skip
 from ml_factory.targets.make_labels import direction_labels, meta_labels, trend_scanning_labels
 from ml_factory.targets.splits import (
-    SplitSpec,
-    chronological_split,
-    combinatorial_purged_folds,
-    purge_training_rows,
-    purged_kfold,
-    walk_forward_expanding,
-    walk_forward_rolling,
-)
+    SplitSpec, chronological_split, combinatorial_purged_folds, purge_training_rows, purged_kfold,
+    walk_forward_expanding, walk_forward_rolling,
+)  # fmt: skip
 from ml_factory.targets.weights import (
-    WeightSpec,
-    average_uniqueness,
-    effective_sample_size,
-    time_decay_weights,
-    training_weights,
-)
+    WeightSpec, average_uniqueness, effective_sample_size, time_decay_weights, training_weights,
+)  # fmt: skip
+from ml_factory.tpu import gcloud
+from ml_factory.tpu.gcloud import GcloudError
+from ml_factory.tpu.settings import VARIABLES, SliceSettings, read_settings
+from ml_factory.tpu.worker_files import worker_script
 from ml_factory.tracking import wandb_process, wandb_restore
 from ml_factory.tracking.run_log import SUMMARY
 from ml_factory.tracking.tracker import Tracker
@@ -203,38 +165,60 @@ from ml_factory.tracking.wandb_restore import replay_log_to_wandb, restore_from_
 from ml_factory.tracking.wandb_sync import PROJECT as WANDB_PROJECT
 from ml_factory.tracking.wandb_sync import RunSnapshot
 from ml_factory.training.spec import TrainSpec
-from ml_factory.workflows import evaluation, folds, plan, search_barriers
+from ml_factory.workflows import audit, evaluation, folds, plan, predictions, search_barriers
+from ml_factory.workflows import train as train_module
 from ml_factory.workflows.backtest import luck_sentence
-from ml_factory.workflows.build import DataUnderProof
+from ml_factory.workflows.cross_validate import (
+    fold_score_mean_gain, fold_score_table, labels_of_scored_folds, path_score_table, score_folds,
+    verdict_of_fold_scores,
+)  # fmt: skip
+from ml_factory.workflows.evaluation import (
+    best_baseline, dataset_weighted_prior_loss, prepared_dataset_baselines, prepared_dataset_metrics,
+)  # fmt: skip
 from ml_factory.workflows.export_data import export_data
+from ml_factory.workflows.folds import (
+    FoldForecasts, FoldModel, FoldPlan, FoldSchemeSpec, fit_folds, inner_validation_split, plan_folds,
+)  # fmt: skip
 from ml_factory.workflows.plan import RESERVE_SECONDS, FitCost
-from ml_factory.workflows.prepared_dataset import fit_dataset_preprocessing, load_dataset
+from ml_factory.workflows.prepared_dataset import (
+    PreparedDataset, fit_dataset_preprocessing, load_dataset, resolve_dataset_settings,
+)  # fmt: skip
+from ml_factory.workflows.prove import audit_prepared_files, describe_proof_of_store, find_certificates
 from ml_factory.workflows.train import build_untrained_model, check_given_estimator
 from tests.small_data import SMALL_DATA, SMALL_DATA_WORDS
 
 if importlib.util.find_spec("torch"):  # `make matrix` has rows without it
-    from ml_factory.models.sequence import GRU, LSTM
-    from ml_factory.recipes import resnet50, surrogate, t5
+    from ml_factory.datasets.windows import Windows
+    from ml_factory.inference import onnx as onnx_export
+    from ml_factory.inference.onnx import check_onnx_graph, model_to_onnx
+    from ml_factory.models.sequence import GRU, LSTM, RecurrentSpec
+    from ml_factory.recipes import resnet50, sdce, sdce_run, surrogate, t5
+    from ml_factory.recipes import shards as shards_file
+    from ml_factory.recipes import text as text_module
     from ml_factory.recipes.compress import prune_t5_state, run_compress
     from ml_factory.recipes.compress import summary as compression_summary
     from ml_factory.recipes.images import ImageBatches, ShardSamples
     from ml_factory.recipes.labelled_text import (
-        check_parts,
-        describe,
-        made_up_texts,
-        overview,
-        read_labelled_texts,
-        split_by_blocks,
-        unseen_rows,
-    )
+        check_parts, describe, made_up_texts, overview, read_labelled_texts, split_by_blocks, unseen_rows,
+    )  # fmt: skip
+    from ml_factory.recipes.language_models import byte_tokenizer
     from ml_factory.recipes.resnet50 import build_resnet50, train_resnet50
-    from ml_factory.recipes.sdce_run import SdceSettings, run_sdce, summary
-    from ml_factory.recipes.shard_writer import array_samples, write_shards
+    from ml_factory.recipes.run import is_writing_process, root_of_output, tpu_host
+    from ml_factory.recipes.sdce_run import SdceSettings, batch_arithmetic, ngram_losses, sdce_settings, summary
+    from ml_factory.recipes.shard_writer import array_samples, folder_samples, write_shards
     from ml_factory.recipes.shards import find_shards
-    from ml_factory.recipes.t5 import run_t5
-    from ml_factory.training.device import Device
-    from ml_factory.training.loop import TrainingReports
+    from ml_factory.recipes.text import TextSource, open_text, pack_tokens
+    from ml_factory.recipes.worker_log import WorkerLog
+    from ml_factory.training.batches import BatchLoader
+    from ml_factory.training.device import Device, pick_device
+    from ml_factory.training.distributed import ProcessGroup
+    from ml_factory.training.estimator import NeuralClassifier, init_network_from_seed
+    from ml_factory.training.evaluate import evaluate_mean_loss
+    from ml_factory.training.loop import TrainingReports, Validation, run_training_loop, take_training_step
+    from ml_factory.training.losses import weighted_cross_entropy
+    from ml_factory.training.optim import AdamW, total_gradient_norm
     from ml_factory.training.state import TrainingState
+    from ml_factory.training.sync_batch_norm import SyncBatchNorm2d
 
 if importlib.util.find_spec("fastapi"):
     from ml_factory.serving.app import KEY_VARIABLE, build_app, check_service_address, parse_api_key
@@ -322,7 +306,7 @@ def own_models() -> Iterator[None]:
 
 def families_with_columns(market: MarketSpec) -> tuple[str, ...]:
     """The registered families that have columns in this market."""
-    return tuple(FeatureSpec().families_for_market(market))
+    return tuple(name for name, family in FAMILIES.items() if column_names(family, market, False))
 
 
 def verbs() -> list[str]:

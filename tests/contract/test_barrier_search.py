@@ -86,7 +86,6 @@ def test_search_barriers_ignores_bars_from_first_evaluated_row_on(found):
         doors.resample_bars(before, MES, 5), doors.resample_bars(before, MES, 1), MES, TRAIN, SPEC, evaluated=TEST
     )
     assert other.seen_rows.fingerprint != found.seen_rows.fingerprint
-    assert other.seen_rows.moments == found.seen_rows.moments
     until = pd.Timestamp(found.seen_rows.until).value
     assert doors.fingerprint_searched_bars(BASE, FINE, MES, until) == found.seen_rows.fingerprint
     assert doors.fingerprint_searched_bars(BASE, FINE, replace(MES, tick=0.5), until) != found.seen_rows.fingerprint
@@ -103,11 +102,9 @@ def test_search_barriers_without_evaluated_rows_stops_at_last_training_row():
 
 def test_search_barriers_uses_labels_proven_before_next_evaluated_row():
     """Training rows before and after the evaluated ones, as of a fold."""
-    seen = set()
     for train, test in doors.purged_kfold(ROWS, 3, 10):
         rows = {"train_rows": ROWS.index[train], "spec": FEW, "evaluated": ROWS.index[test]}
         one, grid = doors.search_barriers_on_training_rows(BASE, FINE, MES, **rows)
-        seen.add(one.seen_rows.moments)
         assert one.seen_rows.count == len(train) and one.seen_rows.first == ROWS.index[train[0]].isoformat()
         first, last = ROWS.index[test[0]], ROWS.index[train[-1]]
         for _, point in grid.iterrows():
@@ -115,7 +112,6 @@ def test_search_barriers_uses_labels_proven_before_next_evaluated_row():
             labels = labels[labels.index.isin(ROWS.index[train]) & (labels["barrier"] != "ambiguous")]
             by = np.where(labels.index < first, first - pd.Timedelta(1), last)
             assert point["rows"] == (labels["label_end"] <= by).sum()
-    assert len(seen) == 3
 
 
 @pytest.mark.parametrize("impossible", [{"neutral": (0.9, 0.99)}, {"neutral": (0.0, 0.001)}, {"lean": 1e-9}])
@@ -128,7 +124,7 @@ def test_search_barriers_unreachable_balance_raises_settings_error(impossible):
 
 def test_searched_labels_from_json_equals_original_and_names_rows(found):
     stored = json.loads(found.to_json())
-    assert stored["version"] == 4 and stored["seen_rows"]["count"] == 500
+    assert stored["version"] == 5 and stored["seen_rows"]["count"] == 500
     assert stored["seen_rows"]["first"] == TRAIN[0].isoformat() and stored["seen_rows"]["last"] == TRAIN[-1].isoformat()
     assert pd.Timestamp(stored["seen_rows"]["until"]) < TEST[0]
     assert doors.SearchedLabelSpec.from_json(found.to_json()) == found

@@ -13,7 +13,6 @@ from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.storage.workspace import Workspace
 from tests.contract.doors import ArtifactRegistry
 from tests.small_data import SMALL_DATA
-from tests.storage.gcs import gcs_bucket  # noqa: F401 - a fixture
 
 BOOSTER = {"rounds": 30, "depth": 3, "min_leaf": 5.0}
 

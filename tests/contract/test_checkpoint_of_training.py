@@ -145,7 +145,7 @@ def test_open_training_returns_trained_model_and_checkpoints_of_same_run(prepare
 
 
 def test_load_latest_checkpoint_without_run_skips_checkpoints_saved_by_callbacks(tmp_path):
-    with CheckpointManager(tmp_path / "checkpoints", run="train-x", during_training=True, background=False) as mine:
+    with CheckpointManager(tmp_path / "checkpoints", run="train-x", during_training=True) as mine:
         mine.save_checkpoint("train_xgboost", {"epoch": 1, "model": np.zeros(3)}, force=True)
     assert CheckpointManager(tmp_path / "checkpoints").load_latest_checkpoint("train_xgboost") is None
 
@@ -158,7 +158,7 @@ def test_check_same_model_from_unfinished_training_keeps_threads_and_accumulate(
     settings = SMALL[name] | machine
     rng, wanted = np.random.default_rng(0), build_model(name, **settings)
     x = rng.normal(size=(96, 2) if wanted.lookback == 1 else (96, wanted.lookback, 2)).astype(np.float32)
-    with CheckpointManager(tmp_path, 0, run="train-x", background=False) as manager, pytest.raises(Killed):
+    with CheckpointManager(tmp_path, 0, run="train-x") as manager, pytest.raises(Killed):
         wanted.fit(x, np.arange(96) % 3 - 1, checkpoints=manager.phase(f"train_{name}"), callbacks=[kill_first])
     saved = CheckpointManager(tmp_path, run="train-x").load_latest_checkpoint(f"train_{name}")["state"]
     given = build_model(name, **settings).load_state(saved["model_state"])

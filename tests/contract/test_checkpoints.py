@@ -30,17 +30,15 @@ class Clock:
 
 @pytest.fixture
 def manager(tmp_path):
-    with written(tmp_path) as manager:
+    with CheckpointManager(tmp_path, run="r") as manager:
         yield manager
 
 
-def written(folder, run="r", keep_last=3, **options):
-    """A manager whose saves are on the disk when they return."""
-    return CheckpointManager(folder, run=run, keep_last=keep_last, background=False, **options)
-
-
 def save(manager, value, phase="p", **metrics):
-    return manager.save_checkpoint(phase, {"value": value, "a": np.full(500, value)}, force=True, metrics=metrics)
+    """Save, and return the description when the state is on the disk."""
+    info = manager.save_checkpoint(phase, {"value": value, "a": np.full(500, value)}, force=True, metrics=metrics)
+    manager.wait()
+    return info
 
 
 def newest(manager, phase="p"):
@@ -65,7 +63,8 @@ def test_manager_without_checkpoints_returns_none_and_empty_list(manager):
 def test_manager_save_and_load_return_state_metrics_and_facts(manager, tmp_path):
     metrics = {"loss": np.float32(0.5), "t": torch.tensor(2), "not yet": math.nan}
     info = manager.save_checkpoint("train_xgboost", {"epoch": 3}, metrics=metrics)
-    got = written(tmp_path).load_latest_checkpoint("train_xgboost")
+    manager.wait()
+    got = CheckpointManager(tmp_path, run="r").load_latest_checkpoint("train_xgboost")
     assert got["state"] == {"epoch": 3} and got["skipped"] == []
     assert math.isnan(got["metrics"].pop("not yet")) and got["metrics"] == {"loss": 0.5, "t": 2}
     for key in ("sequence", "saved_at", "hash", "path", "bytes"):
@@ -75,15 +74,12 @@ def test_manager_save_and_load_return_state_metrics_and_facts(manager, tmp_path)
 
 def test_manager_saves_values_at_time_of_call(tmp_path):
     array, tensor, inner = np.ones(4), torch.ones(4), [1]
-    for background in (False, True):
-        with CheckpointManager(tmp_path, run=f"r{background}", background=background) as manager:
-            manager.save_checkpoint("p", {"a": array, "t": tensor, "l": inner}, force=True)
-            array[:], inner[0] = 7, 7
-            tensor.fill_(7)
-            state = manager.load_latest_checkpoint("p")["state"]
-            assert state["a"].tolist() == [1] * 4 and state["t"].tolist() == [1] * 4 and state["l"] == [1]
-            array[:], inner[0] = 1, 1
-            tensor.fill_(1)
+    with CheckpointManager(tmp_path, run="r") as manager:
+        manager.save_checkpoint("p", {"a": array, "t": tensor, "l": inner}, force=True)
+        array[:], inner[0] = 7, 7
+        tensor.fill_(7)
+        state = manager.load_latest_checkpoint("p")["state"]
+        assert state["a"].tolist() == [1] * 4 and state["t"].tolist() == [1] * 4 and state["l"] == [1]
 
 
 def test_manager_timer_saves_every_two_minutes_then_every_thirty(tmp_path):
@@ -115,7 +111,7 @@ def test_manager_short_intervals_are_kept_and_invalid_options_raise(tmp_path):
 @pytest.mark.parametrize("keep", [1, 3, 5])
 def test_manager_keeps_last_checkpoints_and_best_in_few_files(tmp_path, keep):
     """Two files more than are kept, at least two of them: the best, and the one that is written."""
-    with written(tmp_path, keep_last=keep) as manager:
+    with CheckpointManager(tmp_path, run="r", keep_last=keep) as manager:
         best = save(manager, 0, val_loss=0.1)
         for value in range(1, 3 * keep + 4):
             save(manager, value, val_loss=1.0)
@@ -153,13 +149,16 @@ def test_manager_unsupported_state_or_metric_raises_before_write(manager, tmp_pa
 
 def test_manager_of_new_session_continues_sequence(tmp_path):
     for value in range(6):
-        with written(tmp_path) as manager:
+        with CheckpointManager(tmp_path, run="r") as manager:
             assert save(manager, value)["sequence"] == value + 1
             assert newest(manager) == value
 
 
 def test_manager_deletes_files_of_finished_phase_and_keeps_the_users(tmp_path):
-    with written(tmp_path, "run", during_training=True) as mine, written(tmp_path, "run") as manager:
+    with (
+        CheckpointManager(tmp_path, run="r", during_training=True) as mine,
+        CheckpointManager(tmp_path, run="r") as manager,
+    ):
         save(mine, 1)
         save(manager, 2)
         save(manager, 3, "q")
@@ -205,34 +204,37 @@ def test_manager_ignores_file_times(manager, tmp_path):
 
 
 def test_manager_on_full_disk_warns_once_and_keeps_checkpoint(tmp_path, caplog, disk_full_beyond):
-    with written(tmp_path, auto_save_minutes=0) as manager:
+    with CheckpointManager(tmp_path, 0, run="r") as manager:
         save(manager, 1)
         with disk_full_beyond(1500):
             for value in (2, 3, 4):
-                assert manager.save_checkpoint("p", {"value": value, "a": np.full(500, value)}) is None
+                refused = manager.save_checkpoint("p", {"value": value, "a": np.full(500, value)})
+                assert manager.wait() and refused["status"] == "not saved"
         assert newest(manager) == 1
         assert len(caplog.records) == 1 and caplog.records[0].levelno == logging.WARNING
         assert "No space left" in caplog.text and "the run continues" in caplog.text
-        assert save(manager, 5) is not None and newest(manager) == 5
+        assert save(manager, 5)["status"] == "saved" and newest(manager) == 5
 
 
 def test_manager_repeats_forced_save_until_disk_takes_it(tmp_path, disk_full_beyond):
     with CheckpointManager(tmp_path, run="r") as manager:
         with disk_full_beyond(100):
-            assert save(manager, 1)["status"] == "in memory"
+            state = {"value": 1, "a": np.full(500, 1)}
+            assert manager.save_checkpoint("p", state, force=True)["status"] == "in memory"
             time.sleep(0.1)
         assert manager.wait() and newest(manager) == 1
 
 
 def test_manager_after_full_disk_retries_at_next_timer(tmp_path, disk_full_beyond):
     clock = Clock()
-    with CheckpointManager(tmp_path, clock=clock, background=False) as manager:
+    with CheckpointManager(tmp_path, clock=clock) as manager:
         with disk_full_beyond(100):
-            assert manager.save_checkpoint("p", {"a": np.ones(100)}) is None
+            manager.save_checkpoint("p", {"a": np.ones(100)})
+            manager.wait()
         assert 0 < manager.phase("p").due_in() <= 10  # soon, not at the usual time
         assert manager.save_checkpoint("p", {"a": np.ones(100)}) is None
         clock.minutes = 40
-        assert manager.save_checkpoint("p", {"a": np.ones(100)}) is not None
+        assert manager.save_checkpoint("p", {"a": np.ones(100)}) is not None and manager.wait()
         assert manager.phase("p").due_in() == 120  # a run without a checkpoint stays young
 
 
@@ -241,12 +243,13 @@ def test_manager_after_full_disk_retries_at_next_timer(tmp_path, disk_full_beyon
 SAVER = """
 import sys, numpy as np
 from ml_factory.checkpoints.manager import CheckpointManager
-manager = CheckpointManager(sys.argv[1], run="r", background=False)
+manager = CheckpointManager(sys.argv[1], run="r")
 checkpoint = manager.load_latest_checkpoint("p")
 value = checkpoint["state"]["value"] if checkpoint else 0
 while True:
     value += 1
     manager.save_checkpoint("p", {"value": value, "a": np.full(300_000, value)}, force=True)
+    manager.wait()
     print(value, flush=True)
 """
 
@@ -260,7 +263,7 @@ def test_manager_killed_during_saves_keeps_acknowledged_checkpoints(tmp_path, sp
         process.send_signal(signal.SIGKILL)
         lines = (first + process.stdout.read()).splitlines(keepends=True)
         acknowledged = max(int(line) for line in lines if line.endswith("\n"))
-        with written(tmp_path) as manager:
+        with CheckpointManager(tmp_path, run="r") as manager:
             state = manager.load_latest_checkpoint("p")["state"]
             assert (state["a"] == state["value"]).all() and len(state["a"]) == 300_000
             assert state["value"] >= acknowledged > value
@@ -298,7 +301,7 @@ def test_manager_phase_owned_by_live_process_raises_in_second_process(tmp_path, 
 
 
 def test_phase_refused_by_renewed_lease_keeps_neither_lock_nor_file(tmp_path, spawn):
-    with written(tmp_path) as manager:
+    with CheckpointManager(tmp_path, run="r") as manager:
         save(manager, 1)
     (lease,) = tmp_path.glob("leases/*")
     beats = itertools.count()
@@ -308,7 +311,7 @@ def test_phase_refused_by_renewed_lease_keeps_neither_lock_nor_file(tmp_path, sp
         lease.write_text(json.dumps(record | {"beat": next(beats)}))
 
     beat()
-    with written(tmp_path) as manager:
+    with CheckpointManager(tmp_path, run="r") as manager:
         timer = threading.Timer(2, beat)
         timer.start()
         with pytest.raises(CheckpointError, match="Another session is working on run r, phase p"):
@@ -321,7 +324,7 @@ def test_phase_refused_by_renewed_lease_keeps_neither_lock_nor_file(tmp_path, sp
 
 
 def test_managers_of_one_process_share_phase_until_last_close(tmp_path, spawn):
-    first, second = written(tmp_path), written(tmp_path)
+    first, second = (CheckpointManager(tmp_path, run="r") for _ in range(2))
     save(first, 1)
     save(second, 2)
     save(first, 3)
@@ -338,7 +341,7 @@ def test_manager_opened_before_fork_raises_in_child_and_works_in_parent(tmp_path
 import os, sys
 from ml_factory.errors import CheckpointError
 from ml_factory.checkpoints.manager import CheckpointManager
-with CheckpointManager(sys.argv[1], run="r", background=False) as manager:
+with CheckpointManager(sys.argv[1], run="r") as manager:
     phase = manager.phase("p")
     phase.load()
     phase.save({"value": 1}, force=True)
@@ -360,8 +363,7 @@ with CheckpointManager(sys.argv[1], run="r", background=False) as manager:
     assert spawn(code, tmp_path).stdout.read() == "6 True\n{'value': 3}\n"
 
 
-@pytest.mark.parametrize("background", [False, True])
-def test_manager_saves_one_after_the_other_give_each_file_its_own_values(tmp_path, background):
+def test_manager_saves_one_after_the_other_give_each_file_its_own_values(tmp_path):
     """Also of several phases, of states that grow and shrink, and of a save inside another one: the memory of a save
     is used again.
     """
@@ -376,7 +378,7 @@ def test_manager_saves_one_after_the_other_give_each_file_its_own_values(tmp_pat
         saves.append((manager.save_checkpoint(phase, state, force=True), state["a"]))
 
     saves = []
-    with CheckpointManager(tmp_path, run="r", keep_last=9, background=background) as manager:
+    with CheckpointManager(tmp_path, run="r", keep_last=9) as manager:
         for value, size in enumerate((100_000, 100_000, 100_500, 100_000, 50_000, 400_000, 100_000)):
             save_with_history(f"p{value % 2}", value, size)
         save_with_history("outer", 99, slow=torch.ones(50).as_subclass(SlowTensor))
@@ -400,7 +402,7 @@ def test_manager_concurrent_saves_of_two_threads_keep_states_apart(tmp_path):
 
 def test_manager_loads_a_checkpoint_with_its_state_in_memory_once(tmp_path, spawn):
     """At most 1.5 times the state, so that a T5-base with AdamW resumes on a machine of 12.7 GB."""
-    with written(tmp_path) as manager:
+    with CheckpointManager(tmp_path, run="r") as manager:
         manager.save_checkpoint("p", {"weights": [np.full(10_000_000, layer, np.float32) for layer in range(5)]}, True)
     code = """if True:
         import sys

@@ -57,10 +57,11 @@ def add_pairs(workspace, numbers) -> tuple[list[Path], list]:
 def add_data_set(workspace, number, rows=50) -> DatasetStore:
     """Write a data set; it becomes the current one."""
     store = DatasetStore.begin(workspace.processed("MES"), fingerprint_json({"data set": number}))
-    cut = {name: np.arange(rows) for name in ("known_at", "session", "segment", "close")}
+    cut = {name: np.arange(rows) for name in ("known_at", "segment", "close")}
     matrix = SimpleNamespace(values=np.ones((rows, 2), np.float32), names=["a", "b"], **cut)
     store.write_features(matrix)
     store.commit({})
+    store.make_current()
     return store
 
 
@@ -124,7 +125,7 @@ def test_clean_keeps_unfinished_run_with_checkpoints_data_and_model(workspace):
     registered = add_model(workspace, 1)  # its process was killed before it marked the run as ended
     add_run(workspace, 1, ended=False)
     add_pairs(workspace, range(2, 5))
-    with CheckpointManager(workspace.checkpoints, run=run_id(0), background=False) as manager:
+    with CheckpointManager(workspace.checkpoints, run=run_id(0)) as manager:
         manager.save_checkpoint("train_xgboost", {"weights": np.ones(1000)}, force=True)
     result = pipeline.clean(workspace, "MES", 1)
     assert kinds(result) == {"model": 2, "results": 2}
@@ -248,8 +249,9 @@ def test_clean_deletes_checkpoint_that_reached_the_drive_after_its_run_had_ended
     add_model(workspace, 0)
     run = add_run(workspace, 0)
     for name in (run.name, f"{run.name}-user"):
-        with CheckpointManager(drive.parent / "elsewhere", run=name, background=False) as manager:
-            path = Path(manager.save_checkpoint("p", {"a": 1}, force=True)["path"])
+        with CheckpointManager(drive.parent / "elsewhere", run=name) as manager:
+            saved = manager.save_checkpoint("p", {"a": 1}, force=True)
+        path = Path(saved["path"])
         files.write(drive / "checkpoints" / name / path.name, path.read_bytes())
     result = pipeline.clean(drive, "MES", 1)
     assert kinds(result) == {"checkpoints": 1}
@@ -268,7 +270,7 @@ from ml_factory.storage.locks import file_lock
 processed = Workspace(sys.argv[1]).processed("MES")
 with file_lock(processed / "prepare.lock"):
     store = DatasetStore.begin(processed, "ab" * 32)
-    cut = {name: np.arange(50) for name in ("known_at", "session", "segment", "close")}
+    cut = {name: np.arange(50) for name in ("known_at", "segment", "close")}
     store.write_features(SimpleNamespace(values=np.ones((50, 2), np.float32), names=["a", "b"], **cut))
     (store.folder / ".features.npy.0-1-2-3.tmp").write_bytes(b"half")
     print("written", flush=True)

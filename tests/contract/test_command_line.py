@@ -22,7 +22,6 @@ from ml_factory.errors import FactoryError
 from ml_factory.storage.workspace import Workspace
 from tests.contract.doors import BASELINES, DatasetStore, cli, cli_output, progress_phase
 from tests.small_data import SMALL_DATA_WORDS
-from tests.storage.gcs import gcs_bucket  # noqa: F401 - a fixture
 
 ROOT = Path(__file__).resolve().parents[2]
 VERBS = tuple(cli.verbs())
@@ -186,7 +185,7 @@ def test_cli_run_with_wrong_parameters_exits_2_before_notebook_starts(words, mes
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_cli_doctor_with_unusable_workspace_exits_1_in_one_line(call, tmp_path, caplog, gcs_bucket):  # noqa: F811
+def test_cli_doctor_with_unusable_workspace_exits_1_in_one_line(call, tmp_path, caplog, gcs_bucket):
     (tmp_path / "file").write_text("here already")
     code, out, err = call("doctor", "--workspace", tmp_path / "file")
     assert code == 1 and str(tmp_path / "file") in one_line(code, out, err)

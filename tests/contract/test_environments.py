@@ -22,8 +22,8 @@ from tests.contract.doors import EXTRAS, import_module_or_explain
 from utils.runtime import read_requirement_lines
 
 ROOT = Path(__file__).resolve().parents[2]
-# Required for what imports them in turn: they are a notebook's kernel, its widgets, and the two halves of gcsfs.
-NEVER_IMPORTED = {"nbformat", "ipykernel", "fsspec", "onnxscript"}
+# Required and not imported: a notebook's kernel, and what torch writes ONNX with.
+NEVER_IMPORTED = {"ipykernel", "onnxscript"}
 # Imported and not required: parts of Colab, of PyTorch on TPUs, and of packages that bring them along.
 NEVER_REQUIRED = {"google", "torch_xla", "jax", "IPython", "pydantic"}
 MODULES = {

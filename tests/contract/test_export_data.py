@@ -17,7 +17,7 @@ import pytest
 from ml_factory.errors import BarsError, SettingsError, WorkspaceError
 from ml_factory.storage.workspace import Workspace
 from tests.contract.doors import RawBarSpec, export_data, import_bars, read_bars_table
-from tests.postgres_server import GUARDED, PASSWORD, missing_postgres_programs, postgres_server
+from tests.data.postgres_server import GUARDED, PASSWORD, missing_postgres_programs, postgres_server
 
 pytest.importorskip("adbc_driver_postgresql", reason="adbc_driver_postgresql is not installed")
 ROOT = Path(__file__).resolve().parents[2]
@@ -163,7 +163,7 @@ def test_export_of_times_without_zone_advises_the_zone_that_prepare_needs(server
                    "close, volume FROM bars WHERE symbol = 'MES' AND ts < '2020-01-03'")  # fmt: skip
     result = export_data(server.source(), tmp_path / "naive.parquet", table="naive")
     assert "--zone" in result.summary()
-    _, report = import_bars(result.path, Workspace(tmp_path / "w"), "MES", RawBarSpec(zone="America/New_York"))
+    report = import_bars(result.path, Workspace(tmp_path / "w"), "MES", RawBarSpec(zone="America/New_York"))
     assert str(report.first) == "2020-01-01 05:01:00+00:00"
 
 

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from tests.contract.doors import export_data
-from tests.questdb_server import LOGIN, questdb_server
+from tests.data.questdb_server import LOGIN, questdb_server
 
 COLUMNS = [("symbol", "SYMBOL"), ("ts", "TIMESTAMP"), ("open", "DOUBLE"), ("high", "DOUBLE"), ("low", "DOUBLE"),
            ("close", "DOUBLE"), ("volume", "LONG")]  # fmt: skip

@@ -3,6 +3,7 @@
 import itertools
 import shutil
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,7 @@ import pytest
 from ml_factory import GuardedStream
 from ml_factory.errors import BarsError, CheckpointError, FileError
 from tests.contract.doors import (
-    RECENT_BARS,
+    KNOWN_BARS,
     Feed,
     ServedBundle,
     deserialize_state,
@@ -71,7 +72,7 @@ def test_feed_tells_how_many_bars_it_lacks_until_it_answers(booster, made, tmp_p
 def test_feed_answers_each_recent_bar_again_after_restart_in_messages_of_any_size(booster, made, filled, tmp_path):
     feed, bars = filled
     whole, replies, place = push(Feed(tmp_path / "whole", booster), made.bars.iloc[: HISTORY + 1100]), [], 0
-    for size in (100, RECENT_BARS - 92, 1, 60, 1, 30):
+    for size in (100, KNOWN_BARS - 92, 1, 60, 1, 30):
         replies.append((place, place + size, push(feed, bars.iloc[place : place + size])["answers"]))
         place += size
     again, stored = Feed(tmp_path, booster), (tmp_path / "feed.state").read_bytes()
@@ -139,6 +140,27 @@ def test_feed_with_another_bundle_continues_from_its_kept_bars_and_keeps_first_a
     assert kept_bars(linear.bundle) > 5 * linear.bundle.description["warmup_bars"]
 
 
+def test_feed_with_a_bundle_that_reads_other_bars_is_refused_and_stays_as_it_was(made, linear, tmp_path):
+    bundle = linear.bundle
+
+    def of(**market: object) -> ServedBundle:
+        spec = bundle.description["spec"]
+        changed = {"spec": spec | {"market": spec["market"] | market}}
+        return ServedBundle(replace(bundle, description=bundle.description | changed))
+
+    bars = made.bars.head(100)
+    for given, other, named in (
+        (bars, of(bar_minutes=5), "got bars of 1 min, wanted bars of 5 min with volume"),
+        (bars.drop(columns="volume"), linear, "got bars of 1 min without volume, wanted bars of 1 min with volume"),
+    ):
+        folder = tmp_path / str(len(given.columns))
+        own = linear if "volume" in given else of(has_volume=False)
+        push(Feed(folder, own), given)
+        with pytest.raises(CheckpointError, match=named):
+            Feed(folder, other)
+        assert push(Feed(folder, own), given)["repeated"] == 100
+
+
 def test_feed_keeps_outcomes_over_restarts_and_says_why_it_remembers_none(booster, filled, tmp_path):
     feed, bars = filled
     moments = [pd.Timestamp(one["known_at"]) for one in push(feed, bars.iloc[:40])["answers"]]
@@ -160,7 +182,7 @@ def test_feed_keeps_the_newest_bars_without_a_hole(filled, made, tmp_path):
     stored = read_state_file(next(tmp_path.iterdir()))
     older = deserialize_state(zlib.decompress(stored["older"]))
     kept = np.concatenate([older["close"], stored["bars"]["close"]])
-    assert len(stored["bars"]["close"]) >= RECENT_BARS
+    assert len(stored["bars"]["close"]) >= KNOWN_BARS
     np.testing.assert_array_equal(kept, made.bars["close"].iloc[HISTORY + 2500 - len(kept) : HISTORY + 2500])
 
 
@@ -169,14 +191,13 @@ def test_feed_with_damaged_state_names_its_file_and_begins_without_it(booster, f
     content = path.read_bytes()
     older = read_state_file(path)["older"]  # compressed
     assert len(older) > 1000
-    for damaged in (
-        content[:-10],
-        b"",
-        content.replace(older, older[:500] + bytes(9) + older[509:]),
-        content.replace(b"ml_factory.feed/7", b"ml_factory.feed/9"),
-    ):
-        path.write_bytes(damaged)
-        with pytest.raises(CheckpointError, match=r"state of this feed is damaged.*Next: delete this file"):
+    damage = "stored state of this feed is damaged"
+    for stored, named in (
+        (content[:-10], damage), (b"", damage), (content.replace(older, older[:500] + bytes(9) + older[509:]), damage),
+        (content.replace(b"ml_factory.feed/8", b"ml_factory.feed/0"), "of this version.*feed/0"),
+    ):  # fmt: skip
+        path.write_bytes(stored)
+        with pytest.raises(CheckpointError, match=rf"{named}.*Next: delete this file"):
             Feed(tmp_path, booster)
     path.unlink()
     assert Feed(tmp_path, booster).status()["last_bar_end"] is None

@@ -81,7 +81,7 @@ def listed(root: Path) -> object:
 
 
 def imported(name: str) -> Callable[[Path], object]:
-    return lambda root: doors.import_bars(root / name, Workspace(root / "other"), "MES")[1].fingerprint
+    return lambda root: doors.import_bars(root / name, Workspace(root / "other"), "MES").fingerprint
 
 
 KINDS = {

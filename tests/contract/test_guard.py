@@ -261,7 +261,10 @@ def test_guarded_stream_with_clock_finds_stale_and_future_bars_of_its_own_call(b
 
 
 def test_guard_settings_with_unknown_action_or_limit_raises():
-    for wrong in ({"gap": "shout"}, {"stale_minutes": 0}, {"gap_minutes": -1}):
+    for wrong in (
+        {"gap": "shout"}, {"gap": 1}, {"stale_minutes": 0}, {"gap_minutes": -1}, {"stale_minutes": "abc"},
+        {"stale_minutes": None}, {"drift_scale": None},
+    ):  # fmt: skip
         with pytest.raises(SettingsError, match=next(iter(wrong))):
             GuardSettings(**wrong)
 

@@ -146,7 +146,7 @@ def test_notebook_custom_callback_saves_checkpoint_of_best_epoch(name, tmp_path)
         cell["id"]: "".join(cell["source"]) for cell in json.loads((FOLDER / f"{name}.ipynb").read_text())["cells"]
     }
     model = build_model("linear", rounds=40, block=10, threads=1)
-    ckpt_mgr = CheckpointManager(tmp_path, run="train-x", during_training=True, background=False)
+    ckpt_mgr = CheckpointManager(tmp_path, run="train-x", during_training=True)
     space = {"ckpt_mgr": ckpt_mgr, "model": model, "EpochLine": list, "LiveCurves": list}
     exec(re.search(r"```python\n(.*?)```", cells["about-callbacks"], re.DOTALL)[1], space)
     exec(cells["callbacks"], space)
@@ -163,7 +163,7 @@ def test_notebook_custom_callback_saves_checkpoint_of_best_epoch(name, tmp_path)
 
 def test_guide_callback_that_stores_another_model_than_the_fitted_one_is_told_so_once(tmp_path, caplog):
     other, fitted = (build_model("linear", rounds=30, block=10, threads=1) for _ in range(2))
-    ckpt_mgr = CheckpointManager(tmp_path, run="train-x", during_training=True, background=False)
+    ckpt_mgr = CheckpointManager(tmp_path, run="train-x", during_training=True)
     rng = np.random.default_rng(3)
     x, y = rng.normal(size=(90, 3)), rng.integers(-1, 2, 90)
     for model, told in ((fitted, 0), (other, 1)):
@@ -195,13 +195,12 @@ def test_checkpoint_manager_with_deleted_folder_loads_registered_model_and_saves
     facts = {"run_id": "train-xgboost-h5-s0-0123456789", "horizon": 5, "history": [{"epoch": 1, "val_loss": 1.0}]}
     doors.ArtifactRegistry(workspace.models).register("MES", "model", "xgboost", state, facts)
     for number in range(5):
-        CheckpointManager(workspace.checkpoints, run="r", background=False).save_checkpoint(
-            "p", {"n": number}, force=True
-        )
+        with CheckpointManager(workspace.checkpoints, run="r") as ckpt_mgr:
+            ckpt_mgr.save_checkpoint("p", {"n": number}, force=True)
     assert len(CheckpointManager(workspace.checkpoints, run="r").list_checkpoints("p")) == 3
     for path in workspace.checkpoints.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    ckpt_mgr = CheckpointManager(workspace.checkpoints, background=False)
+    ckpt_mgr = CheckpointManager(workspace.checkpoints)
     found = ckpt_mgr.load_latest_checkpoint(phase="train_xgboost")
     assert found["state"] == {**state, "epoch": 1, "history": facts["history"]} and found["symbol"] == "MES"
     assert ckpt_mgr.save_checkpoint("p", {"n": 6}, force=True)

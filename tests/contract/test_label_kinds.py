@@ -51,4 +51,4 @@ def test_prepare_unknown_or_unsearchable_label_kind_exits_2(prepared, call):
     with pytest.raises(SettingsError, match="Only barriers are searched for"):
         asked = doors.DataSpec(labels=doors.LabelSpec(kind="direction"))
         pipeline.prepare(prepared, "DEMO", (5,), settings=asked, searched=found.name)
-    assert doors.KINDS[0] == doors.LabelSpec().kind
+    assert doors.LABEL_KINDS[0] == doors.LabelSpec().kind

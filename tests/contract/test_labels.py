@@ -154,9 +154,6 @@ def labels_of(bars: pd.DataFrame, market: MarketSpec, spec: LabelSpec, minutes: 
     return triple_barrier_labels(resample_bars(bars, market, minutes), resample_bars(bars, market, 1), spec, market)
 
 
-CALM = [(100.0, 100.1, 99.9, 100.0), (100.0, 100.15, 99.95, 100.1)] * 15
-
-
 def test_label_spec_shortest_and_longest_spans_are_accepted_and_the_next_refused():
     assert [LabelSpec(sigma_span=span).sigma_span for span in (2, 100_000)] == [2, 100_000]
     for span in (1, 100_001):
@@ -453,11 +450,11 @@ def test_triple_barrier_barriers_are_on_tick_and_beyond_cost():
 
 def test_triple_barrier_without_cost_barriers_are_at_least_one_tick():
     base = resample_bars(gappy(2, 0.25), MarketSpec("MES", "cme", 0.25, False), 5)
-    spec = LabelSpec(horizon=1, k_up=1e-3, k_down=1e-3, cost_ticks=0.0, round_to_tick=False)
+    spec = LabelSpec(horizon=1, k_up=1e-3, k_down=1e-3, cost_ticks=0.0)
     labels = triple_barrier_labels(base, None, spec, MarketSpec("MES", "cme", 0.25, False))
     close = base.close[labels["entry_bar"]]
     np.testing.assert_allclose(close * np.expm1(labels["up"]), 0.25, rtol=1e-9)
-    np.testing.assert_allclose(labels["down"], labels["up"], rtol=1e-9)
+    np.testing.assert_allclose(-close * np.expm1(-labels["down"]), 0.25, rtol=1e-9)
 
 
 def test_triple_barrier_constant_prices_without_tick_give_no_labels():

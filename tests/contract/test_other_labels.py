@@ -121,9 +121,11 @@ def test_prepare_with_search_that_saw_validation_rows_raises(prepared):
     with pytest.raises(SettingsError, match="one label spec"):
         pipeline.prepare(prepared, "DEMO", (5,), searched=[name, name])
     broken = prepared.root / "broken.json"
-    for text in ("{", "[]", '{"version": 3}'):
+    wrong = dict.fromkeys(("{", "[]"), "Not a searched")
+    wrong |= {'{"version": 3}': "A searched label spec of another version"}
+    for text, message in wrong.items():
         broken.write_text(text)
-        with pytest.raises(SettingsError, match="Not a searched label spec"):
+        with pytest.raises(SettingsError, match=rf"^{message}.*broken\.json.*Next: search again: [^;]*$"):
             pipeline.prepare(prepared, "DEMO", (5,), searched=broken)
     with pytest.raises(SettingsError, match=r"DataSpec\.searched"):
         doors.DataSpec(searched=("h5-v1",))

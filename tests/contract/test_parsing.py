@@ -7,7 +7,7 @@ import pytest
 from ml_factory.errors import BarsError, NotPreparedError, SettingsError, WorkspaceError
 from ml_factory.storage.workspace import Workspace
 from tests.contract.doors import Mirror, RawBarSpec, import_bars, load_bars, parse_bars
-from tests.storage.gcs import gcs_bucket  # noqa: F401 - a fixture
+from tests.data.bar_findings import finding_of
 
 UTC = pd.date_range("2024-03-05 14:30", periods=40, freq="1min", tz="UTC")
 WANTED = UTC.as_unit("ns").asi8
@@ -240,8 +240,8 @@ def test_import_bars_skip_bad_leaves_bad_rows_and_ragged_lines_out_and_lists_the
     path, rows, lines = spoiled
     lines[60] += ",one field more"
     path.write_text("\n".join(lines) + "\n")
-    _, report = import_bars(path, place, "MES", RawBarSpec(skip_bad=True))
-    message = report.get_finding("skipped_rows").message
+    report = import_bars(path, place, "MES", RawBarSpec(skip_bad=True))
+    message = finding_of(report, "skipped_rows").message
     assert message.startswith("6 bad rows of 400 skipped: row 8: '2024-03-05 00:08:00+00:00, ") and "n/a-ish" in message
     listed = pd.read_csv(place.raw / "MES_skipped.csv")
     assert listed["row"].tolist()[:5] == rows and listed["reason"].tolist()[1:] == [
@@ -258,8 +258,8 @@ def test_import_bars_skip_bad_leaves_bad_rows_and_ragged_lines_out_and_lists_the
 
 def test_import_bars_skip_bad_of_clean_file_keeps_all_and_of_hopeless_file_is_refused(make_raw, place, tmp_path):
     make_raw(400).to_csv(tmp_path / "clean.csv", index=False)
-    _, report = import_bars(tmp_path / "clean.csv", place, "MES", RawBarSpec(skip_bad=True))
-    assert report.get_finding("skipped_rows") is None and report.rows == 400
+    report = import_bars(tmp_path / "clean.csv", place, "MES", RawBarSpec(skip_bad=True))
+    assert finding_of(report, "skipped_rows") is None and report.rows == 400
     assert not (place.raw / "MES_skipped.csv").exists()
     make_raw(400).assign(high=1.0).to_csv(tmp_path / "hopeless.csv", index=False)
     with pytest.raises(BarsError, match=r"Every row is bad \[.*hopeless.csv\].*row 0: .*high is not the highest"):
@@ -300,7 +300,7 @@ def test_load_bars_unknown_symbol_error_lists_existing_symbols(make_raw, place):
         load_bars(place, "MESS")
 
 
-def test_import_bars_bucket_address_twice_downloads_file_once(gcs_bucket, make_raw, place, tmp_path, monkeypatch):  # noqa: F811
+def test_import_bars_bucket_address_twice_downloads_file_once(gcs_bucket, make_raw, place, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     there = Mirror(gcs_bucket, tmp_path / "theirs")
     make_raw(400).to_csv(there.folder / "bars.csv", index=False)
@@ -308,7 +308,7 @@ def test_import_bars_bucket_address_twice_downloads_file_once(gcs_bucket, make_r
     there.push()
     copies = []
     for _ in range(2):
-        assert import_bars(f"{gcs_bucket}/bars.csv", place, "MES")[1].rows == 400
+        assert import_bars(f"{gcs_bucket}/bars.csv", place, "MES").rows == 400
         found = {path: path.stat() for path in (tmp_path / "cache").rglob("*.csv")}
         copies.append({path.name: (one.st_ino, one.st_mtime_ns) for path, one in found.items()})
     assert list(copies[0]) == ["bars.csv"] and copies[0] == copies[1]

@@ -12,7 +12,8 @@ import pytest
 
 from ml_factory.errors import BarsError, SettingsError
 from ml_factory.storage.workspace import Workspace
-from tests.contract.doors import RawBarSpec, RollSpec, import_bars, load_bars, read_bars_table, report_checked_bars
+from tests.contract.doors import RawBarSpec, RollSpec, import_bars, load_bars, read_bars_table, validate_bars
+from tests.data.bar_findings import finding_of
 from tests.small_data import SMALL_DATA
 
 
@@ -23,11 +24,11 @@ def workspace(tmp_path) -> Workspace:
 
 @pytest.fixture
 def reference(make_raw, workspace) -> str:
-    return import_bars(make_raw(), workspace, "MES")[1].fingerprint
+    return import_bars(make_raw(), workspace, "MES").fingerprint
 
 
 @pytest.mark.parametrize("spoil", ["", "volume", "no volume", "holes", "contract"])
-def test_imported_bars_and_their_report_are_those_of_the_file_that_is_read_again(spoil, make_raw, workspace):
+def test_imported_bars_are_those_of_the_file_that_is_read_again(spoil, make_raw, workspace):
     raw = make_raw()
     raw.loc[raw.index[300], "high"] *= 1.2
     if spoil == "volume":
@@ -38,16 +39,14 @@ def test_imported_bars_and_their_report_are_those_of_the_file_that_is_read_again
         raw = raw.drop(index=raw.index[100:220])
     if spoil == "contract":
         raw["contract"] = np.where(raw.index < 400, "ESH4", "ESM4")
-    bars, _ = import_bars(raw, workspace, "MES")
+    imported, (bars, _) = import_bars(raw, workspace, "MES"), validate_bars(raw, symbol="MES")
     read, report = load_bars(workspace, "MES", quality=True)
     pd.testing.assert_frame_equal(bars, read, check_freq=False, check_exact=True)
-    where = workspace.raw_bars("MES")
-    again = report_checked_bars(bars, RawBarSpec(1), where=where, symbol="MES")
-    assert again.to_dict(None) == report.to_dict(None) and again.get_finding("spike")
+    assert imported.fingerprint == report.fingerprint and finding_of(report, "spike")
 
 
 def test_load_bars_after_import_bars_gives_same_fingerprint(make_raw, workspace):
-    _, report = import_bars(make_raw(), workspace, "MES")
+    report = import_bars(make_raw(), workspace, "MES")
     bars, again = load_bars(workspace, "MES")
     assert again.fingerprint == report.fingerprint and len(bars) == 600
     stored = pd.read_parquet(workspace.raw_bars("MES"))
@@ -64,7 +63,7 @@ def test_import_bars_csv_with_any_delimiter_or_mark_gives_same_bars(
 ):
     path = tmp_path / f"bars{ending}"
     make_raw().to_csv(path, sep=delimiter, index=False, encoding=encoding)
-    assert import_bars(path, workspace, "MES")[1].fingerprint == reference
+    assert import_bars(path, workspace, "MES").fingerprint == reference
 
 
 def test_read_table_unquoted_decimal_commas_raises_bars_error(make_raw, tmp_path):
@@ -175,7 +174,7 @@ def test_import_bars_replacing_twice_keeps_original_as_previous_file(make_raw, w
 def test_import_bars_of_workspace_raw_file_leaves_file_unchanged(workspace, reference):
     path = workspace.raw_bars("MES")
     before = path.read_bytes()
-    assert import_bars(path, workspace, "MES")[1].fingerprint == reference and path.read_bytes() == before
+    assert import_bars(path, workspace, "MES").fingerprint == reference and path.read_bytes() == before
 
 
 @pytest.fixture
@@ -194,7 +193,7 @@ def test_import_bars_several_contracts_with_roll_spec_joins_contracts(two_contra
     with pytest.raises(BarsError, match=r"several values of 'expiry'.*--roll volume"):
         import_bars(tmp_path / "es.csv", workspace, "ES", spec)
     assert not workspace.raw_bars("ES").exists()
-    _, report = import_bars(tmp_path / "es.csv", workspace, "ES", spec, roll=RollSpec(first="ESH4"))
+    report = import_bars(tmp_path / "es.csv", workspace, "ES", spec, roll=RollSpec(first="ESH4"))
     kinds = [finding.kind for finding in report.findings]
     assert kinds.count("rolled") == 2 and "unjoined_roll" not in kinds and "text_time" in kinds
     bars, again = load_bars(workspace, "ES")
@@ -231,7 +230,7 @@ def test_import_bars_impossible_roll_raises_and_writes_no_file(two_contracts, ma
 def test_import_bars_contracts_without_common_minute_reports_unjoined_roll(two_contracts, workspace):
     early = two_contracts["timestamp"] < "2024-03-05 17:00"
     apart = two_contracts[early == (two_contracts["expiry"] == "ESH4")]
-    _, report = import_bars(apart, workspace, "ES", RawBarSpec(zone="America/Chicago"), roll=RollSpec(first="ESH4"))
+    report = import_bars(apart, workspace, "ES", RawBarSpec(zone="America/Chicago"), roll=RollSpec(first="ESH4"))
     reported = [finding for finding in report.findings if finding.kind == "unjoined_roll"]
     assert (
         len(reported) == 1

@@ -44,7 +44,7 @@ def reference(bars: pd.DataFrame, spec: MarketSpec, minutes: int) -> list[tuple]
             continue
         now, opened, close = stamp.value, int(sessions.open_ns[i]), int(sessions.close_ns[i])
         edge = last is None or (close, contract) != last[1:]
-        segment += edge or now - last[0] - length > spec.hole_minutes * MINUTE_NS
+        segment += edge or now - last[0] - length > 60 * MINUTE_NS
         rolled = last is not None and contract != last[2]
         begin = opened + (now - opened) // width * width
         if current is None or now >= current["until"] or rolled:
@@ -127,7 +127,7 @@ def test_frames_of_with_later_bars_appended_keep_earlier_rows(gappy_minutes):
 
 def test_bars_pushed_in_chunks_and_restored_equal_whole_frame(gappy_minutes):
     bars, rng = gappy_minutes("2024-11-26", 6, rolls=12), np.random.default_rng(1)
-    cme = market("cme", hole_minutes=1)
+    cme = market("cme")
     for minutes, most in ((5, 3000), (25, 20), (1440, 600)):
         stream, rows, at = BarStream(cme, minutes), [], 0
         while at < len(bars):
@@ -151,7 +151,7 @@ def test_stream_refuses_late_bars_and_state_of_another():
     restored.load_state(stream.get_state())
     with pytest.raises(BarsError, match="too late"):
         restored.push(bars.iloc[101:120])
-    for other in (BarStream(market("cme"), 15), BarStream(market("cme", hole_minutes=30), 5)):
+    for other in (BarStream(market("cme"), 15), BarStream(market("nymex"), 5)):
         with pytest.raises(SettingsError, match="another stream"):
             other.load_state(before)
 

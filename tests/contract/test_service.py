@@ -3,9 +3,11 @@
 import json
 import re
 import socket
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Lock
+from types import SimpleNamespace
 
 import hypothesis
 import pandas as pd
@@ -111,9 +113,33 @@ def test_requests_that_are_not_json_or_too_long_or_of_another_path_or_fail_answe
     assert undeclared.status_code == 422 and "Content-Type" in undeclared.json()["where"]
     for long in (b" " * 9_000_000, (b" " * 0x200000 for _ in range(5))):  # the second in chunks, of no known length
         assert client.post("/predict", content=long, headers=JSON).status_code == 413
-    failing = app_client(Failing(made.load("linear")), state=tmp_path)
-    failed = failing.post("/predict", json={"bars": [{"open": 1}]})
-    assert failed.status_code == 500 and failed.json()["next_step"] == "see its log" and "Zero" not in failed.text
+
+
+def test_error_of_the_service_itself_answers_500_and_stands_in_its_log(made, tmp_path, caplog):
+    bundle = made.load("linear")
+    vars(bundle)["fitted"] = SimpleNamespace(lookback=1)  # it cannot predict
+    client = app_client(doors.ServedBundle(bundle), state=tmp_path)
+    for path in ("/predict", "/feeds/main/bars"):
+        body = {"bars": columns_of(made.bars.head(HISTORY)), "live": False}
+        failed = client.post(path, json=body)
+        assert failed.status_code == 500 and failed.json()["next_step"] == "see its log", failed.text
+        assert "predict_rows" in caplog.text and "predict_rows" not in failed.text
+        caplog.clear()
+
+
+def test_feed_whose_state_is_damaged_answers_409_and_the_others_as_before(made, tmp_path, caplog):
+    path, bars = made.bundles["DEMO", "linear"], made.bars.head(100)
+    for name in ("good", "bad"):
+        push(app_client(path, state=tmp_path), name, "DEMO", bars)
+    (tmp_path / "DEMO" / "bad" / "feed.state").write_bytes(b"")
+    client = app_client(path, state=tmp_path)
+    assert "state of this feed is damaged" in caplog.text
+    outcome = client.post("/feeds/bad/outcomes", json={"known_at": "2024-01-02T00:00:00Z", "label": 1}).json()
+    for problem in (push(client, "bad", "DEMO", bars), outcome):
+        assert problem["status"] == 409 and "Next: delete this file" in problem["message"]
+    assert push(client, "good", "DEMO", bars)["repeated"] == 100
+    (tmp_path / "DEMO" / "bad" / "feed.state").unlink()
+    assert push(client, "bad", "DEMO", bars)["repeated"] == 0
 
 
 def test_service_with_key_and_names_refuses_requests_without_them_and_never_shows_the_key(made, tmp_path):
@@ -310,7 +336,19 @@ def test_serve_that_cannot_start_exits_with_one_line(made, tmp_path, call):
             ([good, "--port", port], 1, "guide: port in use"),
             ([good, "--host", "0.0.0.0"], 2, "Other machines reach this address, and there is no key [--host]"),
             ([good, good], 2, "Two bundles of DEMO"),
+            ([good, "--no-clock"], 2, "These options do not belong together [--follow]. got none, with --no-clock"),
+            ([good, "--follow", good], 2, "wanted --no-clock with --follow; --host, --port and --no-key without"),
+            ([good, "--guard", "stale_minutes=abc"], 2, "A value of another kind [stale_minutes]. got 'abc'"),
         ):
             got, out, err = call("serve", *words, *([] if "--port" in words else ["--port", 0]))
             (line,) = err.splitlines()
             assert got == code and line.startswith("error: ") and says(named, line) and not out, (words, err)
+
+
+def test_serve_sets_the_threads_of_openmp_before_it_imports_what_reads_them(made, tmp_path, call, monkeypatch):
+    (tmp_path / "reads_threads.py").write_text("import os\nfound = os.environ['OMP_NUM_THREADS']\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    code, _, err = call("serve", made.bundles["DEMO", "linear"], "--import", "reads_threads", "--guard", "none=1")
+    assert code == 2 and "There is no such setting [--guard]" in err
+    assert sys.modules.pop("reads_threads").found == "1"

@@ -148,18 +148,18 @@ def test_market_for_known_symbol_returns_calendar_and_tick(symbol, calendar, tic
 
 @pytest.mark.parametrize("tick", [np.float32(0.25), np.float64(0.25), np.int64(1), 1])
 def test_market_for_numpy_tick_stores_python_number(tick):
-    stored = doors.resolve_market_spec("ES", calendar="24h", tick=tick, has_volume=True).tick
+    stored = doors.resolve_market_spec("ES", calendar="24h", tick=tick).tick
     assert stored == tick and json.dumps(stored)
 
 
 @pytest.mark.parametrize("tick", [True, np.bool_(True), np.float32("nan"), "1", np.int64(0)])
 def test_market_for_invalid_tick_raises_settings_error(tick):
     with pytest.raises(SettingsError, match="tick"):
-        doors.resolve_market_spec("ES", calendar="24h", tick=tick, has_volume=True)
+        doors.resolve_market_spec("ES", calendar="24h", tick=tick)
 
 
 def test_market_for_given_values_override_lookup_and_unknown_symbol_raises():
-    market = doors.resolve_market_spec("ES", calendar="24h", tick=0.5, has_volume=True)
+    market = doors.resolve_market_spec("ES", calendar="24h", tick=0.5)
     assert (market.calendar, market.tick, market.inferred_fact_warnings()) == ("24h", 0.5, [])
     with pytest.raises(SettingsError, match="calendar="):
         doors.resolve_market_spec("FOO")

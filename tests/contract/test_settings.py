@@ -40,7 +40,7 @@ OUT_OF_RANGE = {
     "WeightSpec": [{"decay": -1.0}, {"decay": 1.5}, {"decay": True}, {"uniqueness": 1}],
     "SplitSpec": [{"train": 0.0}, {"train": 0.9, "validation": 0.1}, {"embargo_bars": -1}, {"train": True}],
     "LabelSpec": [{"horizon": 0}, {"horizon": True}, {"horizon": 2.0}, {"k_up": 0.0}, {"k_down": float("inf")},
-                  {"sigma_span": 1}, {"cost_ticks": -1.0}, {"session_end": "cut"}, {"round_to_tick": 1}],
+                  {"sigma_span": 1}, {"cost_ticks": -1.0}, {"session_end": "cut"}],
     "RawBarSpec": [{"stamp": "middle"}, {"minutes": 7}, {"minutes": 0}, {"zone": "Mars"}, {"decimal": ";"}],
     "FeatureSpec": [{"base_minutes": 0}, {"frames": (60, 15)}, {"frames": (5, 15)}, {"families": ("momentun",)},
                     {"families": ()}, {"families": ("volume", "volume")}],

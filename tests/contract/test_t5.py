@@ -1,5 +1,7 @@
 """recipe t5: generation, scores; trained, killed, resumed to the same bits, evaluated, written."""
 
+import runpy
+import sys
 from itertools import count
 from pathlib import Path
 
@@ -115,3 +117,25 @@ def test_real_lines_reach_95_percent_in_three_minutes(tmp_path):
     assert facts["accuracy"] >= 0.95 and facts["unseen"]["accuracy"] >= 0.95
     assert sum(one["seconds"] for one in facts["history"]) < 180
     assert np.isclose(facts["baselines"]["majority"], 0.86, atol=0.01)  # a tenth of each, in blocks
+
+
+def test_guides_command_names_the_file_it_wants_and_trains_with_one(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    script = ROOT / "recipes" / "run_train_test.py"
+
+    def call(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", [str(script), *map(str, words)])
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+            code = 0
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        return code, *capsys.readouterr()
+
+    code, _, err = call("--workspace", tmp_path)
+    assert code == 2 and "--data FILE.tsv" in err and "--fake_data" in err
+    seen = []
+    monkeypatch.setattr(t5, "run_t5", lambda place, training, **more: seen.append((training, more)) or {})
+    assert call("--data", "tweets.tsv", "--model", "t5-base", "--batch_size", "8", "--accumulate=4")[0] == 0
+    ((training, given),) = seen
+    assert (given["data"], given["model"], training.accumulate) == ("tweets.tsv", "t5-base", 4)

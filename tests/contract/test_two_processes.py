@@ -84,4 +84,4 @@ def test_second_process_on_running_run_raises_and_first_finishes(verb, market, t
             first.communicate("\n" * 200, timeout=120)
     assert first.returncode == 0
     again = getattr(pipeline, verb)(workspace, "MES", 5, *given, **named)
-    assert "is loaded" in again.found if verb in ("train", "stack") else again.resumed_from
+    assert "is loaded" in again.found and again.reused and again.resumed_from is None

@@ -202,14 +202,15 @@ def test_restore_run_restores_last_checkpoints_of_all_phases_and_part_files(tmp_
     store = service()
     state = {"weights": np.arange(5.0), "history": [1, 2]}
     (tmp_path / "one").mkdir()
-    with CheckpointManager(tmp_path / "one/c", run="r", background=False) as manager:
+    with CheckpointManager(tmp_path / "one/c", run="r") as manager:
         manager.save_checkpoint("folds_lstm", {"weights": np.zeros(5)}, force=True)
         manager.save_checkpoint("folds_lstm", state, force=True)
         manager.save_checkpoint("folds_lstm_2", {"weights": np.ones(3)}, force=True)
         manager.save_checkpoint("given_back", {"weights": np.ones(3)}, force=True)
         manager.phase("given_back").remove_files()
-        with CheckpointManager(tmp_path / "one/c", run="another", background=False) as other:
+        with CheckpointManager(tmp_path / "one/c", run="another") as other:
             other.save_checkpoint("p", {"a": 1}, force=True)
+        manager.wait()
         (tmp_path / "one/part-0.json").write_text('{"a": 1}')
         keep(snapshot_of(manager, tmp_path / "one"), tmp_path)
     assert [path.name for path in store.iterdir()] == ["checkpoints-r"]
@@ -217,7 +218,7 @@ def test_restore_run_restores_last_checkpoints_of_all_phases_and_part_files(tmp_
     assert {path.name for path in version.iterdir()} == {
         "folds_lstm.ckpt", "folds_lstm_2.ckpt", "part-0.json",
     }  # fmt: skip
-    with CheckpointManager(tmp_path / "two/c", run="r", background=False) as manager:
+    with CheckpointManager(tmp_path / "two/c", run="r") as manager:
         snapshot = snapshot_of(manager, tmp_path / "two")
         assert doors.try_restore_from_wandb("r", doors.ArtifactRegistry(tmp_path / "m"), ["model"], snapshot)
         found = manager.load_latest_checkpoint("folds_lstm")
@@ -231,18 +232,20 @@ def test_restore_run_restores_last_checkpoints_of_all_phases_and_part_files(tmp_
 @pytest.mark.parametrize("fault", ["changed", "another's checkpoint"])
 def test_restore_run_of_damaged_checkpoints_raises_and_leaves_no_file(tmp_path, service, fault):
     store = service()
-    with CheckpointManager(tmp_path / "c", run="r", background=False) as manager:
+    with CheckpointManager(tmp_path / "c", run="r") as manager:
         for phase in ("p", "q"):
             manager.save_checkpoint(phase, {"a": 1}, force=True)
+        manager.wait()
         keep(snapshot_of(manager, tmp_path), tmp_path)
     (version,) = versions(store, "checkpoints-r")
     last = version / "q.ckpt"
     if fault == "changed":
         last.write_bytes(last.read_bytes()[:-1] + b"x")
     else:
-        with CheckpointManager(tmp_path / "d", run="s", background=False) as other:
-            shutil.copy(other.save_checkpoint("q", {"a": 1}, force=True)["path"], last)
-    with CheckpointManager(tmp_path / "e", run="r", background=False) as manager:
+        with CheckpointManager(tmp_path / "d", run="s") as other:
+            saved = other.save_checkpoint("q", {"a": 1}, force=True)
+        shutil.copy(saved["path"], last)
+    with CheckpointManager(tmp_path / "e", run="r") as manager:
         with pytest.raises(CheckpointError, match=r"another run|torn or was changed"):
             doors.restore_from_wandb("r", None, [], snapshot_of(manager, tmp_path / "f"))
         assert manager.list_checkpoints() == []
@@ -250,8 +253,9 @@ def test_restore_run_of_damaged_checkpoints_raises_and_leaves_no_file(tmp_path, 
 
 def test_session_that_was_taken_over_uploads_no_checkpoint(tmp_path, service):
     store = service()
-    with CheckpointManager(tmp_path / "c", run="r", background=False) as manager:
+    with CheckpointManager(tmp_path / "c", run="r") as manager:
         manager.save_checkpoint("p", {"a": 1}, force=True)
+        manager.wait()
         with pytest.raises(doors.LeaseTakenOverError), tracker_of(snapshot_of(manager, tmp_path), tmp_path) as tracker:
             raise doors.LeaseTakenOverError("another session has it")
         assert tracker._mirror.wait(60) and not (store / "checkpoints-r").exists()
@@ -260,15 +264,16 @@ def test_session_that_was_taken_over_uploads_no_checkpoint(tmp_path, service):
 @pytest.mark.soak
 def test_wandb_checkpoint_versions_keep_newest_and_user_aliased(tmp_path, service):
     store = service()
-    with CheckpointManager(tmp_path / "c", run="r", background=False) as manager:
+    with CheckpointManager(tmp_path / "c", run="r") as manager:
         for number in range(6):
             manager.save_checkpoint("p", {"number": number}, force=True)
+            manager.wait()
             keep(snapshot_of(manager, tmp_path), tmp_path)
             if number == 1:
                 about = store / "checkpoints-r/about-v1.json"
                 about.write_text(json.dumps(json.loads(about.read_text()) | {"aliases": ["mine"]}))
         assert [path.name for path in versions(store, "checkpoints-r")] == ["v1", "v3", "v4", "v5"]
-    with CheckpointManager(tmp_path / "d", run="r", background=False) as manager:
+    with CheckpointManager(tmp_path / "d", run="r") as manager:
         assert doors.restore_from_wandb("r", None, [], snapshot_of(manager, tmp_path)) == "checkpoints"
         assert manager.load_latest_checkpoint("p")["state"] == {"number": 5}
 
@@ -277,7 +282,7 @@ def test_wandb_checkpoint_versions_keep_newest_and_user_aliased(tmp_path, servic
 def test_try_restore_from_failing_service_warns_once_and_goes_offline(tmp_path, monkeypatch, service, caplog, answer):
     service(answer)
     monkeypatch.setattr(doors.wandb_restore, "ANSWER_SECONDS", 2.0 if "sleep" in answer else 60.0)
-    with CheckpointManager(tmp_path / "c", run="r", background=False) as manager:
+    with CheckpointManager(tmp_path / "c", run="r") as manager:
         assert doors.wandb_mirror_mode("auto") == "online"
         snapshot = snapshot_of(manager, tmp_path)
         assert doors.try_restore_from_wandb("r", doors.ArtifactRegistry(tmp_path / "m"), ["model"], snapshot) == ""

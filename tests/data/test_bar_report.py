@@ -3,6 +3,7 @@
 import json
 
 from ml_factory.data.validation import validate_bars
+from tests.data.bar_findings import finding_of, kinds_of
 
 
 def test_report_to_dict_lists_findings_and_expected_gaps_are_none(make_raw):
@@ -12,11 +13,11 @@ def test_report_to_dict_lists_findings_and_expected_gaps_are_none(make_raw):
     first = text["findings"][0]
     assert (
         [one["kind"] for one in text["findings"]]
-        == [*report.kinds, "no_trade"]
+        == [*kinds_of(report), "no_trade"]
         == ["unsorted", "no_volume", "no_trade"]
     )
     assert text["rows"] == 597 and first["count"] == 596 and len(first["rows"]) == 20 and first["which"] == "1-596"
-    assert len(report.to_dict(limit=None)["findings"][0]["rows"]) == 596 and report.get_finding("hole") is None
+    assert len(report.findings[0].rows) == 596 and finding_of(report, "hole") is None
     assert "not in time order" in first["message"]
-    expected = report.get_finding("no_trade")
+    expected = finding_of(report, "no_trade")
     assert expected.severity == "info" and "2 gaps of 3 min in all" in expected.message

@@ -35,7 +35,7 @@ def matrix(base):
     values = np.random.default_rng(0).standard_normal((len(base), 6)).astype(np.float32)
     values[3, 2] = np.nan
     names = ["rsi_14", "rsi_14@60m", "atr", "roc", "hour_sin", "amihud"]
-    facts = {name: getattr(base, name) for name in ("known_at", "session", "segment", "close")}
+    facts = {name: getattr(base, name) for name in ("known_at", "segment", "close")}
     return SimpleNamespace(values=values, names=names, **facts)
 
 
@@ -48,6 +48,7 @@ def add_horizon(store: DatasetStore, base, horizon: int) -> None:
     splits = chronological_split(labels, SplitSpec())
     store.write_horizon(horizon, labels, splits, RobustScaler.fit(np.eye(6, dtype=np.float32)))
     store.commit({"horizons": {horizon: {"rows": len(labels)}}})
+    store.make_current()
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_store_load_returns_written_features_rows_labels_and_splits(processed, b
     assert features.index.name == "known_at" and str(features.index.dtype) == "datetime64[ns, UTC]"
     assert features.index.asi8.tolist() == base.known_at.tolist() and (features.dtypes == np.float32).all()
     rows = store.load_row_facts()
-    assert rows["session"].dtype == np.int32 and (rows["segment"] == base.segment).all()
+    assert rows["segment"].dtype == np.int32 and (rows["segment"] == base.segment).all()
     assert (rows["close"].to_numpy() == base.close).all()
     labels = labels_of(base, 10)
     pd.testing.assert_frame_equal(store.load_labels(10), labels, check_exact=True, check_freq=False)
@@ -112,7 +113,7 @@ def test_store_added_horizon_keeps_existing_files(processed, base):
     before = {
         name: (processed / PRINT[:12] / name).stat().st_mtime_ns for name in DatasetStore.current(processed).files
     }
-    store = DatasetStore.begin(processed, PRINT)
+    store = DatasetStore.find(processed, PRINT)
     assert store.committed
     add_horizon(store, base, 20)
     again = DatasetStore.find(processed, PRINT)
@@ -125,7 +126,7 @@ def test_store_added_horizon_keeps_existing_files(processed, base):
 
 
 def test_store_two_writers_add_horizons_and_both_are_kept(processed, base):
-    one, two = DatasetStore.begin(processed, PRINT), DatasetStore.begin(processed, PRINT)
+    one, two = DatasetStore.find(processed, PRINT), DatasetStore.find(processed, PRINT)
     add_horizon(one, base, 5)
     add_horizon(two, base, 15)
     assert DatasetStore.find(processed, PRINT).horizons == (5, 10, 15)
@@ -218,7 +219,7 @@ def test_store_writer_interrupted_at_any_write_keeps_previous_data_set(
 
 
 def test_store_load_splits_returns_empty_and_scattered_positions(processed, base):
-    store = DatasetStore.begin(processed, PRINT)
+    store = DatasetStore.find(processed, PRINT)
     splits = {"train": np.array([0, 1, 5, 7, 8, 9]), "validation": np.array([], int), "test": np.array([3])}
     store.write_horizon(33, labels_of(base, 10), splits, RobustScaler.fit(np.eye(6, dtype=np.float32)))
     store.commit({"rows": {5: 1, 10: 2}})  # numbers become text in JSON, and sort differently there

@@ -24,14 +24,14 @@ def victim(tmp_path):
 def test_checkpoints_and_leases_behind_links_are_replaced_and_their_targets_kept(tmp_path, victim):
     folder = tmp_path / "checkpoints"
     for life in range(2):
-        with CheckpointManager(folder, run="run", keep_last=2, background=False) as manager:
+        with CheckpointManager(folder, run="run", keep_last=2) as manager:
             for step in range(6):
                 assert manager.save_checkpoint("p", {"step": step}, force=True)
             assert manager.load_latest_checkpoint("p")["state"] == {"step": 5}, life
         for path in [*folder.glob("run/*"), *folder.glob("leases/*")]:
             path.unlink()
             path.symlink_to(victim)
-    with CheckpointManager(folder, run="run", keep_last=2, background=False) as manager:
+    with CheckpointManager(folder, run="run", keep_last=2) as manager:
         assert manager.load_latest_checkpoint("p") is None
 
 

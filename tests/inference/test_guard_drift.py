@@ -1,11 +1,13 @@
 """The guard's reference and drifts on a synthetic market: few false alarms, drifts found, no test row read."""
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from benchmarks import guard
 from benchmarks.guard import first_new, onsets
 from benchmarks.guard_drifts import DRIFTS
 from ml_factory.data.resample import to_bar_chunk
@@ -217,3 +219,14 @@ def test_guard_checks_tick_where_training_was_on_it_whatever_came_later(market, 
     of_adjusted = fit_guard_reference(adjusted, spec, *rows, times)
     assert of_adjusted.limits["off_tick"] == 1
     assert not any("tick:" in found for _, found in answers_of(guard_of(market, of_adjusted), off, spec))
+
+
+@pytest.mark.soak
+# The rule of the thresholds was developed on NQ, ETHUSD and BTCUSD; these were measured once, at the end.
+@pytest.mark.parametrize("symbol", ["ES", "XAUUSD", "SPY", "FILUSDT"])
+def test_guard_on_held_out_real_bars_meets_limits_of_alarms_and_drifts(shared_data, symbol, capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["guard", str(shared_data / "bars"), "--symbols", symbol])
+    guard.main()
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    (ours,) = (line for line in lines if line["side"] == "guard")
+    assert ours["onsets_per_1000"] <= 1 and ours["found"] >= 7.5, ours  # 8 is missed on ES: docs/log.md

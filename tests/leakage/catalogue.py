@@ -106,13 +106,13 @@ def leaky_column(name: str, column: Callable[[ResampledBars], np.ndarray]) -> No
             base = resample_bars(bars, MarketSpec.from_dict(facts), self.settings.features.base_minutes)
             return rows.astype(np.float64).assign(**{name: np.asarray(column(base), np.float64)[rows_of(base, rows)]})
 
-        def feed(self, bars, facts, stretches, states):
+        def feed(self, bars, facts, plan):
             """The column too is computed at each push from the bars up to then."""
-            rows = super().feed(bars, facts, stretches, states)
-            ended = bars.index.as_unit("ns").asi8[[stop - 1 for _, stop in stretches]] + MINUTE_NS
+            rows = super().feed(bars, facts, plan)
+            ended = bars.index.as_unit("ns").asi8[[stop - 1 for _, stop in plan.stretches]] + MINUTE_NS
             of_push = np.searchsorted(ended, rows.index.as_unit("ns").asi8)
             parts = [
-                self.spoilt_features(rows[of_push == push], bars.iloc[: stretches[push][1]], facts)
+                self.spoilt_features(rows[of_push == push], bars.iloc[: plan.stretches[push][1]], facts)
                 for push in np.unique(of_push)
             ]
             return pd.concat(parts)

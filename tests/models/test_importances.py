@@ -60,7 +60,3 @@ def test_importance_table_lists_informative_features_first(name, data):
     np.testing.assert_array_equal(table["gain"], np.sort(gain)[::-1][:3])
     again = build_model(name).load_state(model.get_state())
     np.testing.assert_array_equal(again.importances(), gain)
-
-
-def test_importance_table_of_model_without_importances_is_empty(data):
-    assert feature_importance_table(build_model("lstm"), list("abcde"), *data).empty

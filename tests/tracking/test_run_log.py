@@ -127,7 +127,7 @@ import os, signal, sys
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.tracking.tracker import Tracker
 root, life, dies = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-checkpoints = CheckpointManager(root + "/c", background=False)
+checkpoints = CheckpointManager(root + "/c")
 found = checkpoints.load_latest_checkpoint("p")
 history = found["state"]["history"] if found else []
 print(len(history), flush=True)
@@ -141,6 +141,7 @@ with Tracker("run", {}, root + "/w", root + "/l", mirror="off") as tracker:
         if step % 4 == 0:
             tracker.flush()
             checkpoints.save_checkpoint("p", {"history": history}, force=True)
+            checkpoints.wait()
             if step == -dies:
                 os.kill(os.getpid(), signal.SIGKILL)
 """

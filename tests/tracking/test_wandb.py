@@ -4,21 +4,17 @@ No key is in any file of a run."""
 # ruff: noqa: F811 - fixtures of the contract
 
 import importlib.util
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from ml_factory import pipeline
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.errors import NotPreparedError
-from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.tracking import wandb_process, wandb_sync
 from ml_factory.tracking.tracker import Tracker
 from ml_factory.tracking.wandb_sync import RunSnapshot, WandbSync
 from tests.contract.test_wandb import account, service, snapshot_of  # noqa: F401 - fixtures
-from tests.tracking.wandb_stand_in import settle, versions
+from tests.tracking.wandb_stand_in import versions
 
 
 @pytest.mark.parametrize(("status", "warned"), [("W&B did not answer", 1), ("uploading", 0)])
@@ -47,8 +43,10 @@ def sync_of(client, tmp_path: Path, snapshot=None, attempt="0001-1-0.jsonl", **g
 def test_wandb_sync_uploads_intact_copy_of_slot_that_is_overwritten(tmp_path, service, monkeypatch, moment):
     """Before its copy is verified, and after."""
     store, step, deadlines = service(), getattr(*moment), []
-    with CheckpointManager(tmp_path / "c", run="r", background=False) as manager:
-        path = Path(manager.save_checkpoint("p", {"a": 1}, force=True)["path"])
+    with CheckpointManager(tmp_path / "c", run="r") as manager:
+        saved = manager.save_checkpoint("p", {"a": 1}, force=True)
+        manager.wait()
+        path = Path(saved["path"])
         whole = path.read_bytes()
         sync = sync_of(import_stand_in(tmp_path), tmp_path, snapshot_of(manager, tmp_path),
                        set_deadline=lambda seconds, reason: deadlines.append(seconds))  # fmt: skip
@@ -67,12 +65,13 @@ def test_wandb_sync_uploads_new_checkpoints_at_set_interval(tmp_path, service, m
     store, calls = service(), []
     for name, seconds in (("FIRST_SECONDS", 0.0), ("CHECKPOINT_SECONDS", between), ("POLL_SECONDS", 0.0)):
         monkeypatch.setattr(wandb_sync, name, seconds)
-    with CheckpointManager(tmp_path / "c", run="r", background=False) as manager:
+    with CheckpointManager(tmp_path / "c", run="r") as manager:
 
         def over() -> bool:
             calls.append(1)
             if len(calls) in (2, 4):
                 manager.save_checkpoint("p", {"asked": len(calls)}, force=True)
+                manager.wait()
             return len(calls) > 9
 
         sync_of(import_stand_in(tmp_path), tmp_path, snapshot_of(manager, tmp_path)).follow_log(over)
@@ -100,44 +99,3 @@ def test_wandb_sync_after_older_checkpoint_logs_each_missing_step_once(tmp_path,
     for tracker in (first, second):
         tracker._file.close()
     assert logged == [(step, step if step < 5 else 10 * step) for step in range(known, 10)]
-
-
-@pytest.mark.soak
-def test_stack_with_models_in_wandb_is_restored_into_empty_workspace(
-    prepared, prepared_template, tmp_path, monkeypatch, service
-):
-    store, done = service(), settle(monkeypatch)
-    bases = ("linear", "lightgbm")
-    first = pipeline.stack(prepared, "DEMO", 5, bases, folds=2, quick=True)
-    assert done() == [True] * 3 and len(list(store.iterdir())) == 3  # no checkpoints: all of it is finished
-    shutil.copytree(prepared_template, tmp_path / "empty")
-    monkeypatch.setattr("ml_factory.workflows.train.build_model", None)  # nothing is trained
-    again = pipeline.stack(tmp_path / "empty", "DEMO", 5, bases, folds=2, quick=True)
-    assert again.artifact.name == first.artifact.name and again.predictions_hash == first.predictions_hash
-    assert first.lineage.drop(columns="available").equals(again.lineage.drop(columns="available"))
-    assert again.lineage["kind"].tolist() == ["stack", "run", "data"] + ["model", "run", "data"] * 2
-    # Requested by name, W&B gives the bases although the registry has them.
-    sequence = max(one.sequence for one in ArtifactRegistry(tmp_path / "empty/models").list("DEMO"))
-    pipeline.stack(tmp_path / "empty", "DEMO", 5, bases, folds=2, quick=True, source="wandb")
-    assert max(one.sequence for one in ArtifactRegistry(tmp_path / "empty/models").list("DEMO")) == sequence + 2
-    assert all(done())
-
-
-def test_train_with_source_wandb_uses_artifact_of_wandb_and_raises_without_one(
-    prepared, prepared_template, tmp_path, monkeypatch, service
-):
-    store, done = service(), settle(monkeypatch)
-    first = pipeline.train(prepared, "DEMO", 5, "linear", quick=True)
-    assert all(done())
-    shutil.copytree(prepared_template, tmp_path / "empty")
-    monkeypatch.setattr("ml_factory.workflows.train.build_model", None)  # nothing is trained
-    restored = pipeline.train(tmp_path / "empty", "DEMO", 5, "linear", quick=True, source="wandb")
-    assert restored.reused and restored.artifact_hash == first.artifact_hash
-    assert restored.predictions_hash == first.predictions_hash and all(done())
-    with pytest.raises(TypeError, match="NoneType"):  # a fresh run restores nothing
-        pipeline.train(
-            shutil.copytree(prepared_template, tmp_path / "new"), "DEMO", 5, "linear", quick=True, fresh=True
-        )
-    shutil.rmtree(store)
-    with pytest.raises(NotPreparedError, match="W&B has no such model"):
-        pipeline.train(tmp_path / "empty", "DEMO", 5, "linear", quick=True, source="wandb")

@@ -1,12 +1,14 @@
 """The loop on a network small enough to follow by hand."""
 
+from contextlib import ExitStack
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from ml_factory.checkpoints.manager import REFUSED
-from ml_factory.errors import FactoryError
+from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.errors import FactoryError, SessionOverError
 from ml_factory.progress import record_progress
 from ml_factory.storage.serialization import serialize_state
 from ml_factory.training.loop import Validation, run_training_loop, take_training_step
@@ -103,11 +105,45 @@ def test_fit_saves_in_mid_epoch_after_save_seconds_at_epochs_when_due_and_at_end
     assert saves.steps == steps and saves.last == (True, True)
 
 
-def test_fit_after_refused_save_considers_next_without_pause():
-    refused = Kept()
-    refused.save = lambda *given, **named: Kept.save(refused, *given, **named) or {"status": REFUSED}
-    run(TrainSpec(epochs=2, batch=2, save_seconds=600.0), checkpoints=refused)
-    assert refused.steps == [5, 6, 7, 8, 9, 10, 10]
+def fit_of_three_seconds_a_step(folder, *, full: ExitStack | None = None, room_at=0.0, ending_at=999.0) -> list[int]:
+    """Fit one epoch of a hundred steps; return the steps at which checkpoints of it were first on the disk.
+
+    full : holds the limit of a full disk, until `room_at` seconds.
+    ending_at : seconds at which the session ends.
+    """
+    (network, rows_of, loss), seconds, saved, full = line(), [0.0], {}, full or ExitStack()
+
+    def batch(positions):
+        manager.wait()
+        if (last := manager.phase("p").last_save) and last["status"] == "saved":
+            saved.setdefault(last["sequence"], int(seconds[0] / 3))
+        if seconds[0] >= room_at:
+            full.close()
+        seconds[0] += 3.0
+        return rows_of(positions % 10)
+
+    now = {"clock": lambda: seconds[0], "ending": lambda _: seconds[0] >= ending_at}
+    with full, CheckpointManager(folder, run="r", **now) as manager:
+        spec = TrainSpec(epochs=1, batch=2)
+        run_training_loop(network, 200, batch, loss, spec, CPU, identity=IDENTITY, checkpoints=manager.phase("p"))
+    return list(saved.values())
+
+
+def test_fit_saves_in_mid_epoch_a_minute_after_begin_then_every_two_minutes(tmp_path):
+    assert fit_of_three_seconds_a_step(tmp_path) == [20, 60]
+
+
+def test_fit_saves_in_mid_epoch_within_seconds_after_the_disk_has_room_again(tmp_path, disk_full_beyond):
+    """The thread that writes learns of a refusal after `save` has returned."""
+    full = ExitStack()
+    full.enter_context(disk_full_beyond(100))
+    assert fit_of_three_seconds_a_step(tmp_path, full=full, room_at=70.0) == [26, 66]
+
+
+def test_fit_saves_in_mid_epoch_at_once_when_the_session_ends(tmp_path):
+    with pytest.raises(SessionOverError, match="saved and stopped here"):
+        fit_of_three_seconds_a_step(tmp_path, ending_at=66.0)
+    assert CheckpointManager(tmp_path, run="r").load_latest_checkpoint("p")["state"]["step"] == 22
 
 
 def test_fit_progress_line_shows_time_to_next_save(monkeypatch, caplog):

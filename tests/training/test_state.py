@@ -30,8 +30,8 @@ class Kept:
     def due(self):
         return self.is_due
 
-    def due_in(self):
-        return 0.0 if self.is_due else 600.0
+    def due_in(self, pause=0.0):
+        return pause if self.is_due else 600.0
 
     def save(self, state, metrics=None, force=False):
         self.saved, self.last = serialize_state(state), (state["done"], force)
@@ -142,7 +142,7 @@ def test_fit_in_parts_or_bf16_resumed_after_kill_equals_uninterrupted_run_bitwis
     with pytest.raises(KeyboardInterrupt):
         trained(spec, device, killing, 0.3, checkpoints=kept)
     network, again = trained(spec, device, dropout=0.3, checkpoints=kept)
-    assert torch.equal(flat(network), flat(expected)) and again.exact and again.resumed_step == 4
+    assert torch.equal(flat(network), flat(expected)) and not again.nondeterminism and again.resumed_step == 4
     assert [row["train_loss"] for row in again.history] == [row["train_loss"] for row in whole.history]
 
 

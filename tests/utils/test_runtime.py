@@ -12,7 +12,6 @@ from packaging.specifiers import SpecifierSet
 from utils import runtime
 
 ROOT = Path(__file__).resolve().parents[2]
-LISTS = [ROOT / "requirements.txt", *sorted((ROOT / "requirements").glob("*.txt"))]
 # Colab in August 2026: what each runtime brings along of what we use.
 COLAB_GPU = {
     "numpy": "2.1.3", "pandas": "2.2.3", "pyarrow": "18.1.0", "scikit-learn": "1.6.1", "scipy": "1.16.3",

@@ -1,9 +1,9 @@
-"""The proof at the doors a user takes, and what each check names; the stages are in tests/contract/test_leaks.py."""
+"""The proof where a function of the library itself looks ahead; the stages are in tests/contract/test_leaks.py."""
+# ruff: noqa: F811 - fixtures of the contract
 
 import json
 import shutil
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -11,24 +11,17 @@ import pytest
 from ml_factory import pipeline
 from ml_factory.data.bar_report import hash_bars
 from ml_factory.data.io import load_bars
-from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import NotPreparedError
-from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.features import custom
 from ml_factory.inference import predict
-from ml_factory.leakage.certificate import certificate_path, read_certificate, write_certificate
-from ml_factory.leakage.tables import Findings
-from ml_factory.settings import DataSpec, certified_code_hash
-from ml_factory.storage.files import files
-from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows import audit, build, evaluation, folds, predictions, prepare, prepared_dataset, prove
+from ml_factory.settings import DataSpec
+from ml_factory.workflows import audit, build, evaluation, folds, predictions, prepare, prepared_dataset
 from ml_factory.workflows import train as train_module
 from ml_factory.workflows.prepared_dataset import load_dataset
-from ml_factory.workflows.prove import audit_prepared_files, describe_proof_of_store, find_certificates
+from ml_factory.workflows.prove import audit_prepared_files
+from tests.contract.test_audit import MODEL, at, certificate_of, data, fold, found_by, of_files, read, sample, training  # noqa: F401 - fixtures
 from tests.small_data import FEW_COLUMNS, SMALL_DATA
-
-MODEL = "linear"
 
 
 @pytest.fixture
@@ -37,67 +30,7 @@ def no_small_runs(monkeypatch):
     monkeypatch.setattr(audit, "audit_sample_runs", lambda *given: None)
 
 
-@pytest.fixture(scope="module")
-def read(prepared_template) -> Workspace:
-    """The prepared workspace; tests only read it."""
-    return Workspace(prepared_template)
-
-
-@pytest.fixture(scope="module")
-def data(read):
-    return load_dataset(read, "DEMO", 5)
-
-
-@pytest.fixture(scope="module")
-def sample(data):
-    return audit.sample_rows(data, 1_000)
-
-
-def certificate_of(workspace: Workspace, horizon: int = 5):
-    store = DatasetStore.current(workspace.processed("DEMO"))
-    return read_certificate(certificate_path(workspace.processed("DEMO"), store.fingerprint, horizon))
-
-
-def found_by(check, *given, tamper=None) -> list[str]:
-    found = Findings(tamper=tamper)
-    check(*given, found)
-    assert found.compared
-    return [leak.sentence() for leak in found.leaks]
-
-
-def at(stage, change):
-    """A tamper that changes the values of one stage."""
-    return lambda here, value: change(value) if here == stage else value
-
-
 # ---- the verb --------------------------------------------------------------------------------------------------------
-
-
-def test_train_without_certificate_raises_unless_uncertified(prepared):
-    store = DatasetStore.current(prepared.processed("DEMO"))
-    certificate_path(prepared.processed("DEMO"), store.fingerprint, 5).unlink()
-    for step in (pipeline.train, pipeline.cross_validate):
-        with pytest.raises(NotPreparedError, match="python -m ml_factory audit --symbol DEMO"):
-            step(prepared, "DEMO", 5, MODEL)
-    with pytest.raises(NotPreparedError, match="no certificate"):
-        pipeline.stack(prepared, "DEMO", 5, ("xgboost", "lightgbm"))
-    trained = pipeline.train(prepared, "DEMO", 5, MODEL, mirror="off", uncertified=True)
-    assert "none: uncertified" in trained.report_path.read_text()
-    again = pipeline.prepare(prepared, "DEMO", (5,), settings=SMALL_DATA)
-    assert again.reused and again.proof == "quick, 16 cuts"  # prepare proves what lacks a proof
-    assert "features, fed bar by bar" in certificate_of(prepared).compared
-    write_certificate(prepared.processed("DEMO"), replace(certificate_of(prepared), code="0" * 64))
-    pipeline.prepare(prepared, "DEMO", (5,), settings=SMALL_DATA)  # and what other code proved
-    assert certificate_of(prepared).code == certified_code_hash()
-
-
-def test_certificate_copied_from_other_data_or_horizon_proves_nothing(prepared):
-    store, own = DatasetStore.current(prepared.processed("DEMO")), certificate_of(prepared)
-    assert find_certificates(store, (5,), "quick") == {5: own}
-    for horizon, copied in ((5, replace(own, subject="0" * 64)), (7, own)):
-        path = certificate_path(prepared.processed("DEMO"), store.fingerprint, horizon)
-        files.write_json(path, copied.to_dict())
-        assert find_certificates(store, (horizon,), "quick") == {}
 
 
 def test_cli_audit_with_leaky_feature_names_leak_and_exits_1(prepared, monkeypatch, call, no_small_runs):
@@ -119,20 +52,6 @@ def test_cli_audit_with_leaky_feature_names_leak_and_exits_1(prepared, monkeypat
         pipeline.train(prepared, "DEMO", 5, "xgboost")
     monkeypatch.setattr(build, "build_features", honest)
     assert pipeline.audit(prepared, "DEMO", cuts=2).passed  # mended, it is proved again
-
-
-@pytest.mark.soak
-@pytest.mark.slow
-def test_audit_full_form_passes_and_is_reused(prepared):
-    found = pipeline.audit(prepared, "DEMO")
-    assert found.passed and found.cuts == 50 and found.form == "full, 50 cuts"
-    fed = "features, fed bar by bar"
-    assert {"features", "frame 5m", "frame 60m", "labels h5", "fitted h5", fed} <= set(found.compared)
-    assert "nothing looks ahead" in found.summary() and found.certificates[0].is_file()
-    assert found.cuts == 50
-    again = pipeline.audit(prepared, "DEMO")
-    assert again.reused and again.form == found.form
-    assert describe_proof_of_store(DatasetStore.current(prepared.processed("DEMO")), 5) == "full, 50 cuts"
 
 
 def from_memory(bars, met={}):  # noqa: B006 - the fault to be found
@@ -158,32 +77,6 @@ def test_audit_finds_leak_of_custom_feature_with_state_of_earlier_calls(prepared
 # ---- the files that training reads, against their references -------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def of_files(read):
-    """of_files(tamper): sentences of the audit of the files alone."""
-    store, (bars, _) = DatasetStore.current(read.processed("DEMO")), load_bars(read, "DEMO")
-    return lambda tamper=None: found_by(audit_prepared_files, read, store, bars, (5,), tamper=tamper)
-
-
-def in_place(splits):
-    splits["train"] = splits["train"][:-1]
-
-
-@pytest.mark.parametrize(
-    ("stage", "change", "says"),
-    [
-        ("bars", lambda bars: bars.iloc[1:], "bars: (rows)"),
-        ("features", lambda x: x.to_numpy(), "features: (columns) of a ndarray"),
-        ("labels", lambda x: x.assign(label=np.roll(x["label"], -1)), "labels h5: label "),
-        ("splits", in_place, "splits h5: split['train']"),
-        ("dataset", lambda x: replace(x, splits=x.splits | {"test": x.splits["train"]}), "dataset h5: splits['test']"),
-    ],
-)
-def test_audit_of_files_with_a_tamper_names_the_leak(of_files, stage, change, says):
-    sentences = of_files(at(stage, change))
-    assert any(says in sentence for sentence in sentences), sentences
-
-
 def test_audit_of_files_passes_and_names_a_dataset_that_is_read_shifted(of_files, monkeypatch):
     assert of_files() == []
 
@@ -203,7 +96,6 @@ def test_audit_of_files_with_every_reading_of_the_bars_shifted_names_them(prepar
         bars, report = load_bars(*given, **options)
         return bars.assign(close=bars["close"].shift(-1).ffill()), report
 
-    monkeypatch.setattr(prove, "load_bars", ahead)
     store, (shifted, _) = DatasetStore.current(read.processed("DEMO")), ahead(read, "DEMO")
     if prepared_so:  # by the same reading
         monkeypatch.setitem(store.facts["raw"], "bars", hash_bars(shifted))
@@ -222,20 +114,6 @@ def test_prepare_with_scaler_fitted_on_all_rows_names_scaler(prepared, monkeypat
 
 
 # ---- trainings -------------------------------------------------------------------------------------------------------
-
-
-def test_sample_rows_double_until_each_fifth_has_two_classes(data):
-    assert len(audit.sample_rows(data, 300).labels) == 300
-    labels = data.labels.copy()
-    labels.iloc[:70, labels.columns.get_loc("label")] = np.int8(0)
-    assert len(audit.sample_rows(replace(data, labels=labels), 100).labels) == 400
-
-
-training = partial(found_by, audit.audit_training)
-
-
-def test_audit_of_honest_training_of_a_network_passes(data):
-    assert training(audit.sample_rows(data, 300), "tcn") == []
 
 
 def with_rows(change):
@@ -285,7 +163,7 @@ def volatility_of_next_bar(patch):
 def forecasts_tempered_by_outcomes(patch):
     honest, current = predictions.predict_features, {}
 
-    def made(self, values, labels, roles, real=audit.Sample.make):
+    def made(self, values, labels, roles, real=audit.AuditSample.make):
         current["labels"] = labels["label"]
         return real(self, values, labels, roles)
 
@@ -293,7 +171,7 @@ def forecasts_tempered_by_outcomes(patch):
         frame = honest(bundle, features, **more)
         return frame * 0.99 + 0.01 * np.eye(3)[current["labels"].reindex(frame.index).to_numpy() + 1]
 
-    patch.setattr(audit.Sample, "make", made)
+    patch.setattr(audit.AuditSample, "make", made)
     patch.setattr(predictions, "predict_features", tempered)
 
 
@@ -321,49 +199,9 @@ def test_audit_of_training_that_reads_forbidden_rows_names_it(sample, fault, mon
     assert any(sentence.startswith(says) for sentence in found), found
 
 
-def oracle_mix(frame, part=0.001):
-    frame[PROBABILITIES] = (1 - part) * frame[PROBABILITIES] + part * np.eye(3)[frame["label"] + 1]
-    return frame
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (oracle_mix, ["p_short"]), (lambda frame: frame.iloc[1:], ["(rows)"]),
-        (lambda frame: frame.assign(label=np.roll(frame["label"], -1), split="test"), ["label", "split"]),
-    ],
-)  # fmt: skip
-def test_audit_of_predictions_with_a_tamper_names_the_leak(sample, change, says):
-    found = training(sample, MODEL, tamper=at("predictions", change))
-    assert all(any(f"predictions: {one}" in sentence for sentence in found) for one in says), found
-
-
 # ---- a fold with its baselines, a stack ------------------------------------------------------------------------------
 
-fold = partial(found_by, audit.audit_fold)
 LATER = {"train": "validation", "validation": "test"}
-
-
-def softened(p_N3):
-    return p_N3**0.9 / (p_N3**0.9).sum(axis=1, keepdims=True)
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda fold: {name: value.copy() if hasattr(value, "copy") else value for name, value in fold.items()}, ""),
-        (lambda fold: fold | {"validation": fold["train"][-5:]}, "fold: train against validation"),
-        (lambda fold: fold | {"test": fold["test"][1:]}, "fold: test"),
-        (lambda fold: fold | {"scaler": RobustScaler.fit(fold["features"].to_numpy())}, "fold: scaler['center']"),
-        (lambda fold: fold | {"inputs_test": np.roll(fold["inputs_test"], -1, axis=0)}, "fold: inputs_test"),
-        (lambda fold: fold | {"inputs_train": fold["inputs_train"][::-1]}, "fold: inputs_train"),
-        (lambda fold: fold | {"y": np.roll(fold["y"], -1)}, "fold: y"),
-        (lambda fold: fold | {"forecasts": softened(fold["forecasts"])}, "fold: forecasts"),
-    ],
-)
-def test_audit_of_fold_with_a_tamper_names_the_leak(sample, change, says):
-    found = fold(sample, MODEL, tamper=at("fold", change))
-    assert any(says in sentence for sentence in found) if says else found == []
 
 
 def test_audit_of_fold_names_a_changed_baseline_and_a_worsened_prior(sample, monkeypatch):
@@ -422,22 +260,3 @@ def test_audit_of_predict_passes_and_with_features_of_next_bar_names_it(sample, 
 
     monkeypatch.setattr(predict, "build_features", ahead)
     assert any("predict: p_" in one for one in found_by(audit.audit_predict, sample.dataset, bars))
-
-
-SMALL_NETWORK = {"epochs": 1, "lookback": 16, "batch": 128}
-
-
-@pytest.mark.parametrize(
-    ("model", "settings", "small"), [(MODEL, {}, 0.001), ("tcn", SMALL_NETWORK, 0.01)], ids=[MODEL, "tcn"]
-)
-def test_audit_of_finished_model_with_altered_forecasts_or_scaler_names_it(model, settings, small, prepared):
-    pipeline.train(prepared, "DEMO", 5, model, quick=True, model_settings=settings, mirror="off")
-    data, check = load_dataset(prepared, "DEMO", 5), partial(found_by, audit.audit_finished_models)
-    assert check(prepared, data) == []
-    says = "probabilities differs from the predictions of its bundle"
-    assert says in check(prepared, data, tamper=at("predictions", partial(oracle_mix, part=small)))[0]
-    if model == MODEL:
-        assert "scaler['center']" in check(prepared, replace(data, scaler=RobustScaler.fit(data.x_NF)))[0]
-    else:  # many small moves towards the outcomes
-        moved = check(prepared, data, tamper=at("predictions", partial(oracle_mix, part=0.0009)))
-        assert "probability of the outcome differs" in moved[0]

@@ -1,6 +1,11 @@
 """`prepare`: what it keeps, of minutes and of longer bars, and views of what it made."""
 # ruff: noqa: F811 - fixtures of the contract
 
+import select
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from ml_factory import pipeline
@@ -20,7 +25,8 @@ from tests.small_data import SMALL_DATA
 def test_prepare_added_horizon_reuses_stored_features(place, monkeypatch):
     raw(place, BARS)
     pipeline.prepare(place, "MES", (5,), settings=SMALL_DATA)
-    monkeypatch.setattr(build, "build_features", None)
+    for module in (build, prepare):
+        monkeypatch.setattr(module, "build_features", None)
     assert pipeline.prepare(place, "MES", (7,), settings=SMALL_DATA).horizons == [7]
     store, whole = DatasetStore.current(place.processed("MES")), load_dataset(place, "MES", 7)
     assert store.horizons == (5, 7)
@@ -58,7 +64,7 @@ def test_prepare_without_disk_space_raises_before_computing(tmp_path, monkeypatc
     place = Workspace(tmp_path / "w")
     import_bars(synthetic_bars(days=5, seed=4).reset_index(), place, "MES")
     monkeypatch.setattr(files, "free_bytes", lambda folder: 900_000)
-    monkeypatch.setattr(prepare, "build", lambda *_, **__: pytest.fail("computed all the same"))
+    monkeypatch.setattr(prepare, "build_features", lambda *_, **__: pytest.fail("computed all the same"))
     with pytest.raises(
         WorkspaceError, match=r"[Nn]ot enough space for the features and labels of MES .*0\.9 MB free.*about 1\.\d MB"
     ):
@@ -72,3 +78,62 @@ def test_bytes_needed_estimate_matches_stored_bytes(prepared):
     bars = store.rows * 5  # what comes before the first row, over three sessions here, takes nothing
     needed = prepare.estimate_prepared_bytes(bars, market, settings, len(store.horizons), features=True)
     assert 0.8 * taken < needed < 1.5 * taken
+
+
+SECOND = """
+import sys
+from ml_factory import pipeline
+from ml_factory.workflows import prepare
+from tests.small_data import SMALL_DATA
+
+def import_and_say_so(*given, real=prepare.import_bars, **named):
+    imported = real(*given, **named)
+    print("imported", flush=True)
+    return imported
+
+prepare.import_bars = import_and_say_so
+print("ready", flush=True)
+sys.stdin.readline()
+pipeline.prepare(sys.argv[1], "MES", (5,), data=sys.argv[2], settings=SMALL_DATA)
+"""
+
+
+def test_second_prepare_of_a_symbol_imports_its_bars_only_when_the_first_has_ended(place, tmp_path, monkeypatch):
+    """Else the features of one file would stand under the fingerprint of the other."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+    for name, count in (("first", 10_000), ("second", 9_000)):
+        BARS[:count].reset_index().to_parquet(tmp_path / f"{name}.parquet")
+    command = [sys.executable, "-c", SECOND, place.root, tmp_path / "second.parquet"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as second:
+        assert second.stdout.readline() == "ready\n"
+
+        def import_then_wait(*given, real=prepare.import_bars, **named):
+            imported = real(*given, **named)
+            second.stdin.write("\n")
+            second.stdin.flush()
+            select.select([second.stdout], [], [], 2.0)  # until the second has imported too, if it may
+            return imported
+
+        monkeypatch.setattr(prepare, "import_bars", import_then_wait)
+        first = pipeline.prepare(place, "MES", (5,), data=tmp_path / "first.parquet", settings=SMALL_DATA)
+        assert second.wait(timeout=120) == 0
+    stored = DatasetStore.current(place.processed("MES"))
+    assert stored.facts["raw"]["rows"] == 9_000 and stored.fingerprint != first.fingerprint
+
+
+@pytest.mark.parametrize("step", ["import_bars", "build_features", "build", "_certify"])
+def test_interrupted_prepare_of_another_file_keeps_what_was_prepared_before(step, place, tmp_path, monkeypatch):
+    for name, count in (("before", 9_000), ("now", 9_500), ("other", 10_000)):
+        BARS[:count].reset_index().to_parquet(tmp_path / f"{name}.parquet")
+        if name != "other":
+            pipeline.prepare(place, "MES", (5,), data=tmp_path / f"{name}.parquet", settings=SMALL_DATA)
+    kept = {path.name: path.read_bytes() for path in place.raw.iterdir()}
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(prepare, step, interrupt)
+        pipeline.prepare(place, "MES", (5,), data=tmp_path / "other.parquet", settings=SMALL_DATA)
+    assert {path.name: path.read_bytes() for path in place.raw.iterdir()} == kept
+    assert len(load_dataset(place, "MES", 5).features) == DatasetStore.current(place.processed("MES")).rows

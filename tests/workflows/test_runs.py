@@ -7,18 +7,13 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from ml_factory import code_fingerprint, pipeline, runs
 from ml_factory.errors import NotPreparedError, SettingsError
-from ml_factory.storage.files import files
-from ml_factory.storage.workspace import Workspace
-from ml_factory.tracking import wandb_process
 from ml_factory.workflows import folds
 from ml_factory.workflows import train as train_module
 from tests.contract.test_runs import NETWORK, SMALL, UNTHREADED, files_of, further_rank, often, reached, train  # noqa: F401 - fixtures
-from tests.tracking.wandb_stand_in import KEY, install, settle, versions
 
 
 @pytest.fixture
@@ -96,100 +91,6 @@ def test_cross_validate_resumed_with_other_threads_is_marked_inexact(prepared, m
     assert "continued, not bit-exact" in result.summary()
     straight = pipeline.cross_validate(prepared, "DEMO", 5, "xgboost", folds=2, seed=1, model_settings=UNTHREADED)
     assert straight.exact and "bit-exact" not in straight.summary()
-
-
-@pytest.fixture
-def places(prepared_template, tmp_path, monkeypatch):
-    """A workspace that dies, an empty one, and one that is mirrored nowhere: as they were prepared."""
-    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    monkeypatch.setattr(wandb_process, "_warned", set())
-    made = []
-    for name in ("dies", "empty", "straight"):
-        shutil.copytree(prepared_template, tmp_path / name)
-        made.append(Workspace(tmp_path / name))
-    return made
-
-
-def dying(monkeypatch, owner, name: str, after: int):
-    """The function of that name dies after so many calls."""
-    whole, calls = getattr(owner, name), []
-
-    def killed(*given, **named):
-        if len(calls) == after:
-            raise KeyboardInterrupt
-        calls.append(1)
-        return whole(*given, **named)
-
-    monkeypatch.setattr(owner, name, killed)
-
-
-def train_xgboost(place, **named):
-    def callback(step, metrics):
-        if named.get("dies") and step == 3:
-            raise KeyboardInterrupt
-
-    return pipeline.train(place, "DEMO", 5, "xgboost", model_settings=SMALL, callbacks=[callback])
-
-
-def cross_validate(place, **_):
-    return pipeline.cross_validate(place, "DEMO", 5, "xgboost", folds=3, model_settings=SMALL)
-
-
-def stack(place, **_):
-    return pipeline.stack(place, "DEMO", 5, ("linear", "lightgbm"), folds=2, quick=True)
-
-
-def left_by(result) -> list:
-    """What a result is, to the bit."""
-    if hasattr(result, "predictions_hash"):
-        return [result.predictions_hash, files.sha256(result.artifact / "state.safetensors")]
-    return [pd.util.hash_pandas_object(table).tolist() for table in (result.folds, result.fold_table.astype(str))]
-
-
-@pytest.mark.soak_except("train")
-@pytest.mark.parametrize(
-    ("verb", "death", "reached"),
-    [
-        (train_xgboost, None, "unfinished at round 15"),
-        (cross_validate, (folds, "fit_on_rows", 2), "unfinished at fold 2 of 3"),
-        (stack, (folds, "fit_on_rows", 3), "unfinished at linear: all folds; lightgbm: fold 1 of 2"),
-    ],
-)
-def test_run_restored_from_wandb_into_empty_workspace_resumes_bit_exact(
-    verb, death, reached, places, tmp_path, monkeypatch
-):
-    dies, empty, straight = places
-    wanted = left_by(verb(straight))  # mirrored nowhere
-    store, done = install(tmp_path, monkeypatch), settle(monkeypatch)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        if death:
-            dying(patch, *death)
-        verb(dies, dies=True)
-    assert all(done())
-    (name,) = (path.name for path in store.iterdir() if path.name.startswith("checkpoints-"))
-    assert len(versions(store, name)) == 1
-    result = verb(empty)
-    assert left_by(result) == wanted
-    assert reached in (result.found or str(result.resumed_from))
-    assert result.exact
-    assert all(done())
-    # What left an artifact at W&B needs no checkpoints there; of the rest the last word stays.
-    assert len(versions(store, name)) == (0 if verb in (train_xgboost, stack) else 2)
-    assert [path for path in tmp_path.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()] == []
-
-
-def test_finished_run_restored_from_wandb_is_not_fitted_again(places, tmp_path, monkeypatch):
-    install(tmp_path, monkeypatch)
-    done = settle(monkeypatch)
-    first = cross_validate(places[0])
-    assert all(done())
-    with monkeypatch.context() as patch:
-        patch.setattr(folds, "fit_on_rows", None)  # nothing is fitted
-        again = cross_validate(places[1])
-    assert left_by(again) == left_by(first)
-    assert all(done())
 
 
 def test_train_of_network_in_further_rank_fits_on_training_rows_and_writes_nothing(prepared, further_rank, monkeypatch):

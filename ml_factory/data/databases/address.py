@@ -38,7 +38,7 @@ def parse_database_address(text: str) -> DatabaseAddress:
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """A column of a table.
 
     kind : "utc" (time with a zone), "time" (without), "integer", "float", "boolean" or "text"

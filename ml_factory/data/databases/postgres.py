@@ -6,7 +6,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 import pyarrow
 
-from ml_factory.data.databases.address import Column, DatabaseAddress, quoted
+from ml_factory.data.databases.address import DatabaseAddress, TableColumn, quoted
 from ml_factory.errors import DatabaseError
 from ml_factory.lazy_module import import_module_or_explain
 
@@ -59,7 +59,7 @@ class Postgres:
                 found[shown] = f"{quoted(schema)}.{quoted(name)}"
         return found
 
-    def columns(self, table: str) -> list[Column]:
+    def columns(self, table: str) -> list[TableColumn]:
         """Return the columns of a table, which is given as SQL."""
         columns = []
         for name, stored in self.query(_COLUMNS.format(table.replace("'", "''"))):
@@ -67,7 +67,7 @@ class Postgres:
             value = quoted(name) + ("" if stored in _PLAIN else _CASTS[kind])
             infinite = "'infinity', '-infinity'" + ", 'nan'" * (kind == "float")
             finite = value if kind == "integer" else f"CASE WHEN {value} NOT IN ({infinite}) THEN {value} END"
-            columns.append(Column(name, kind, stored, value, finite))
+            columns.append(TableColumn(name, kind, stored, value, finite))
         return columns
 
     def query(self, question: str) -> list[tuple]:

@@ -10,12 +10,12 @@ from urllib.parse import unquote, urlencode
 import pyarrow
 import pyarrow.csv
 
-from ml_factory.data.databases.address import Column, DatabaseAddress, quoted
+from ml_factory.data.databases.address import DatabaseAddress, TableColumn, quoted
 from ml_factory.errors import DatabaseError
 from ml_factory.storage.json_values import parse_json
 
 ANSWER_SECONDS = 60.0  # of silence
-_LARGEST_ANSWER, _BLOCK = 1 << 24, 1 << 23  # bytes
+_LARGEST_ANSWER, BLOCK = 1 << 24, 1 << 23  # bytes
 _KINDS = {
     "TIMESTAMP": "utc", "DATE": "utc", "BYTE": "integer", "SHORT": "integer", "INT": "integer",
     "LONG": "integer", "FLOAT": "float", "DOUBLE": "float", "BOOLEAN": "boolean",
@@ -35,12 +35,12 @@ class QuestDB:
         """Return the tables: name -> SQL."""
         return {str(row[0]): quoted(str(row[0])) for row in self.query("SELECT table_name FROM tables()")}
 
-    def columns(self, table: str) -> list[Column]:
+    def columns(self, table: str) -> list[TableColumn]:
         """Return the columns of a table, which is given as SQL."""
         found = [(str(row[0]), str(row[1])) for row in self.query(f"SHOW COLUMNS FROM {table}")]
         kinds = [_KINDS.get(stored.partition("(")[0], "text") for _, stored in found]
         return [
-            Column(name, kind, stored, quoted(name), quoted(name))  # no time is infinite here
+            TableColumn(name, kind, stored, quoted(name), quoted(name))  # no time is infinite here
             for (name, stored), kind in zip(found, kinds, strict=True)
         ]
 
@@ -57,7 +57,7 @@ class QuestDB:
 
     def batches(self, question: str, schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:
         """Yield the rows of an answer, which is not held as a whole."""
-        read = pyarrow.csv.ReadOptions(block_size=_BLOCK, column_names=schema.names, skip_rows=1)
+        read = pyarrow.csv.ReadOptions(block_size=BLOCK, column_names=schema.names, skip_rows=1)
         convert = pyarrow.csv.ConvertOptions(
             column_types=schema, null_values=["", "null"], strings_can_be_null=True, quoted_strings_can_be_null=False,
             true_values=["true"], false_values=["false"],

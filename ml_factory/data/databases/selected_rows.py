@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pyarrow
 
-from ml_factory.data.databases.address import Column, quoted
+from ml_factory.data.databases.address import TableColumn, quoted
 from ml_factory.data.databases.postgres import Postgres
 from ml_factory.data.databases.questdb import QuestDB
 from ml_factory.data.parsing import EPOCH_UNITS, SPELLINGS
@@ -75,7 +75,7 @@ def check_output_format(name: str) -> str:
 
 
 def _choose_table(
-    tables: dict[str, str], columns_of: Callable[[str], Sequence[Column]], given: str | None, where: str
+    tables: dict[str, str], columns_of: Callable[[str], Sequence[TableColumn]], given: str | None, where: str
 ) -> str:
     """Return the name of the table that was named, or of the only one with prices.
 
@@ -98,7 +98,9 @@ def _choose_table(
     raise SettingsError("Which table holds the bars?", where=where, got=got, next_step="name it with --table")
 
 
-def _choose_columns(found: Sequence[Column], selection: RowSelection, where: str) -> tuple[list[Column], Column | None]:
+def _choose_columns(
+    found: Sequence[TableColumn], selection: RowSelection, where: str
+) -> tuple[list[TableColumn], TableColumn | None]:
     """Return the columns to read, the time first, and the column of symbols where there is one.
 
     Raises SettingsError naming a column that does not exist or cannot hold a time.
@@ -127,12 +129,12 @@ def _choose_columns(found: Sequence[Column], selection: RowSelection, where: str
     return [time, *others], symbol
 
 
-def _named(found: Sequence[Column], names: Sequence[str]) -> Column | None:
+def _named(found: Sequence[TableColumn], names: Sequence[str]) -> TableColumn | None:
     lower = {column.name.lower(): column for column in reversed(found)}
     return next((lower[name] for name in names if name in lower), None)
 
 
-def _time_column(found: Sequence[Column], given: str | None, where: str) -> Column:
+def _time_column(found: Sequence[TableColumn], given: str | None, where: str) -> TableColumn:
     fitting = [column for column in found if column.kind in ("utc", "time", "integer", "float")]
     if given is None:
         moments = [column for column in fitting if column.kind in ("utc", "time")]
@@ -148,7 +150,7 @@ def _time_column(found: Sequence[Column], given: str | None, where: str) -> Colu
     return column
 
 
-def _time_bound(text: str, column: Column, option: str, newest: float) -> pyarrow.Scalar:
+def _time_bound(text: str, column: TableColumn, option: str, newest: float) -> pyarrow.Scalar:
     """Return the value of the time column at a time that the user gives.
 
     Text without a zone is UTC, or the clock of a column without a zone.
@@ -206,7 +208,7 @@ class SelectedRows:
         self.rows, self.first, self.last = self._count()
         self._limit("<=", self.last)  # a live table grows while it is read
 
-    def _only_symbol(self, column: Column) -> str | None:
+    def _only_symbol(self, column: TableColumn) -> str | None:
         """Return the only symbol of the table. Raises SettingsError where there are several: that is not one market."""
         found = self._database.query(f"SELECT DISTINCT {column.value} FROM {self._from} LIMIT 11")
         if len(found) > 1:

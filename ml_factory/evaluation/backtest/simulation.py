@@ -14,7 +14,14 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.data.resample import segments_of_bars, trading_intervals
-from ml_factory.data.sessions import DAY_NS, MINUTE_NS, PRICES, MarketSpec, assign_sessions, scheduled_session_days
+from ml_factory.data.sessions import (
+    DAY_NS,
+    HOLE_MINUTES,
+    MINUTE_NS,
+    PRICES,
+    assign_sessions,
+    scheduled_session_days,
+)
 from ml_factory.errors import BarsError
 from ml_factory.evaluation.backtest.contracts import ContractSpec, contract_spec
 from ml_factory.evaluation.backtest.fill_kernel import END, EXITS, HOLE, ROLL, SESSION, STAY, simulate_fills_kernel
@@ -123,7 +130,7 @@ def _segments(
         return bars["segment"].to_numpy(np.int64)
     bar_ns = int(min(np.diff(start).min(), (known_at - start).min()))
     intervals = trading_intervals(np.unique(start // DAY_NS), calendar)
-    silence_ns = MarketSpec.hole_minutes * MINUTE_NS + bar_ns
+    silence_ns = HOLE_MINUTES * MINUTE_NS + bar_ns
     inside, _, found, _, _ = segments_of_bars(start, contract, intervals, bar_ns, silence_ns)
     segment = np.full(len(start), -1, np.int64)
     segment[inside] = found

@@ -32,7 +32,7 @@ def test_build_features_of_5_minute_bars_equal_features_of_1_minute_bars(calenda
     own, wanted = build_features(five, market(calendar, 5), SPEC), build_features(minutes, market(calendar, 1), SPEC)
     assert own.names == wanted.names and own.frame_staleness == wanted.frame_staleness
     assert len(own) > 1_000 and {"15m", "30m", "60m"} == set(own.frame_staleness)
-    for name in ("known_at", "session", "segment", "close"):
+    for name in ("known_at", "segment", "close"):
         assert getattr(own, name).tobytes() == getattr(wanted, name).tobytes(), name
     unequal = (own.values.view(np.uint32) != wanted.values.view(np.uint32)).any(axis=0)
     assert [name for name, differs in zip(own.names, unequal, strict=True) if differs] == []

@@ -17,9 +17,8 @@ from tests.contract.doors import (
     build_features,
     compute_family_columns,
     feature_column_names,
+    frame_name,
     ratio,
-    resample_bars,
-    timeframe_name,
     window_sum,
 )
 
@@ -49,7 +48,7 @@ def test_build_features_columns_are_finite_varying_and_as_declared(whole, market
     assert [name for name, alive in zip(matrix.names, spread > 0, strict=True) if not alive] == []
     assert (np.diff(matrix.known_at) > 0).all()
     assert matrix.close.tolist() == matrix.base.close[matrix.first :].tolist()
-    for of_row in (matrix.session, matrix.segment, matrix.known_at):
+    for of_row in (matrix.segment, matrix.known_at):
         assert len(of_row) == len(matrix)
 
 
@@ -65,20 +64,6 @@ def test_build_features_training_rows_of_long_files_have_distinct_columns(real_b
     spearman = np.abs(np.corrcoef(np.apply_along_axis(rankdata, 0, rows).T))
     references = np.argwhere(np.triu(np.minimum(pearson, spearman), 1) > 0.999)
     assert [(matrix.names[i], matrix.names[j]) for i, j in references] == []
-
-
-def test_build_features_full_frames_computes_every_family_on_coarse_frame(real_bars):
-    bars, market = real_bars("SPY")
-    spec = FeatureSpec(frames=(15,), families=("wavelet", "calendar", "fractional"), full_frames=True)
-    matrix = build_features(bars, market, spec, dtype="float64")
-    own = [name for name in matrix.names if "@" not in name]
-    assert matrix.names == feature_column_names(market, spec) == own + [f"{name}@15m" for name in own]
-    coarse = resample_bars(bars, market, 15)
-    rows = np.searchsorted(coarse.known_at, matrix.known_at, side="right") - 1
-    assert rows[0] >= 320
-    for family in ("wavelet", "fractional"):
-        for name, column in compute_family_columns(FAMILIES[family], coarse, market, False).items():
-            np.testing.assert_array_equal(matrix.values[:, matrix.names.index(f"{name}@15m")], column[rows])
 
 
 def test_column_names_of_single_families_concatenate_to_all_columns():
@@ -159,7 +144,7 @@ def test_feature_columns_after_dead_stretch_are_finite_and_bounded(rough, market
 def test_build_features_first_row_follows_session_open_and_warm_frames(real_bars):
     bars, market = real_bars("ES")
     matrix = build_features(bars, market, FeatureSpec(base_minutes=1, frames=()))
-    assert matrix.session[0] != matrix.base.session[0]
+    assert matrix.base.session[matrix.first] != matrix.base.session[0]
     assert matrix.base.session[matrix.first - 1] == matrix.base.session[0]  # 320 minutes are less than a session
     assert build_features(bars, market, FeatureSpec(frames=(60,))).first >= 110 * 12 - 12
 
@@ -200,4 +185,4 @@ def test_ratio_and_balance_of_nothing_are_neutral_and_missing_stays_missing():
 
 
 def test_timeframe_names_are_minutes_hours_and_days():
-    assert [timeframe_name(minutes) for minutes in (5, 15, 60, 240, 1440)] == ["5m", "15m", "60m", "4h", "1d"]
+    assert [frame_name(minutes) for minutes in (5, 15, 60, 240, 1440)] == ["5m", "15m", "60m", "4h", "1d"]

@@ -131,7 +131,7 @@ def test_custom_feature_that_fails_is_one_line_with_its_place_and_says_that_volu
 
     feature(volume_gap, memory=20)
     bars = synthetic_market(SyntheticSpec(days=8)).bars.drop(columns="volume")
-    market = resolve_market_spec("TEST", calendar="cme", tick=0.25, has_volume=False)
+    market = resolve_market_spec("TEST", calendar="cme", tick=0.25)
     with pytest.raises(SettingsError, match=r"volume_gap, test_custom.py line.*these bars have no volume") as caught:
         build_features(bars, market, FeatureSpec(families=("momentum",), custom=("volume_gap",)))
     assert "\n" not in str(caught.value)

@@ -47,7 +47,6 @@ def test_feature_stream_cold_start_waits_warmup_bars_and_is_not_exact(real_bars)
     spread = full.values.std(axis=0)
     late = bars.loc[bars.index >= pd.Timestamp(full.base.start[5_000], tz="UTC")]
     rows, _ = feed(FeatureStream(market, spec, cold=True), late, (5_000,))
-    assert not any(one.exact for one in rows)
     first = next(one for one in rows if len(one))
     place = int(np.searchsorted(full.known_at, first.known_at[0]))
     assert full.first + place - 5_000 == spec.warmup_bars
@@ -68,7 +67,6 @@ def test_feature_stream_with_custom_feature_equals_whole_file(real_bars):
     spec = FeatureSpec(5, (15,), custom=("gap_to_mean",))
     matrix = build_features(bars, market, spec)
     rows, stream = feed(FeatureStream(market, spec), bars, (1, 700, 3000), restore=10)
-    assert not rows[0].exact
     assert stream.names[-1] == matrix.names[-1] == "gap_to_mean"
     values = np.concatenate([one.values for one in rows])
     np.testing.assert_allclose(values[:, -1], matrix.values[:, -1], rtol=0, atol=1e-6 * matrix.values[:, -1].std())

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.contract.doors import FIRST_BARS, MEMORY_BARS, FeatureEngine, FeatureSpec
+from tests.contract.doors import FAMILIES, FIRST_BARS, MEMORY_BARS, FeatureEngine, FeatureSpec
 
 SPEC = FeatureSpec()
 
@@ -16,7 +16,7 @@ def apart(real_bars, real_frame):
         market, frame = real_bars(symbol)[1], real_frame(symbol, minutes)
 
         def columns(bars):
-            engine = FeatureEngine(market, SPEC.families_for_market(market), coarse=True)
+            engine = FeatureEngine(market, FAMILIES, coarse=True)
             return engine.names, engine.push(bars)
 
         names, whole = columns(frame)
