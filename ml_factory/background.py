@@ -17,7 +17,6 @@ class BackgroundThread:
     """A daemon thread that runs jobs in order, while there are any; `wait` returns when none is left.
 
     A job that fails is logged and stops no other job.
-
     """
 
     def __init__(self, name: str):
@@ -28,33 +27,49 @@ class BackgroundThread:
     def submit(self, job: Callable[[], object]) -> None:
         with self._changed:
             self._jobs.append(job)
-            if self._working:
-                return
-            self._working = True
+        self._start()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until every job is finished; return False after `seconds`."""
+        self._start()  # jobs whose `submit` was interrupted
+        with self._changed:
+            return self._changed.wait_for(lambda: not (self._working or self._jobs), seconds)
+
+    def _start(self) -> None:
+        if not self._jobs or self._working:
+            return
         try:
             threading.Thread(target=self._work, name=self._name, daemon=True).start()
         except RuntimeError:  # the process is ending, or has as many threads as it may have
             self._work()
 
-    def wait(self, seconds: float | None = None) -> bool:
-        """Wait until every job is finished; return False after `seconds`."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._working, seconds)
-
     def _work(self) -> None:
-        while True:
+        with self._changed:
+            if self._working:  # another thread was started for the same jobs
+                return
+            self._working = True
+        try:
+            while job := self._next_job():
+                try:
+                    job()
+                except FactoryError as error:
+                    _log.warning("%s", error)
+                except Exception:  # noqa: BLE001 - a thread that ends here would leave every later save unwritten
+                    _log.exception("A job of the thread %s failed; it goes on with the next", self._name)
+        except BaseException:  # Ctrl-C, where jobs run in place
             with self._changed:
-                if not self._jobs:
-                    self._working = False
-                    self._changed.notify_all()
-                    return
-                job = self._jobs.popleft()
-            try:
-                job()
-            except FactoryError as error:
-                _log.warning("%s", error)
-            except Exception:  # noqa: BLE001 - a thread that ends here would leave every later save unwritten
-                _log.exception("A job of the thread %s failed; it goes on with the next", self._name)
+                self._working = False
+                self._changed.notify_all()
+            raise
+
+    def _next_job(self) -> Callable[[], object] | None:
+        """Return the next job; without one, end the work in the same moment."""
+        with self._changed:
+            if self._jobs:
+                return self._jobs.popleft()
+            self._working = False
+            self._changed.notify_all()
+            return None
 
 
 def start_python_process(arguments: Sequence[object], **options: Any) -> subprocess.Popen:

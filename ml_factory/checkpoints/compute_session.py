@@ -1,8 +1,10 @@
 """Remaining time of this session: a Colab runtime ends a fixed time after the runtime's start, not the notebook's."""
 
+import functools
 import math
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from ml_factory.checkpoints.schedule import reserved_save_seconds
@@ -28,6 +30,11 @@ def runtime_start_time(proc: Path = Path("/proc")) -> float:
         return time.time()
 
 
+@functools.cache
+def _read_once(start_time: Callable[[], float]) -> float:
+    return start_time()
+
+
 def configured_hours_remaining(tier: str | None = None, limit_hours: float | None = None) -> float:
     """Return the hours until this runtime may be ended at the latest; infinite off Colab without a limit.
 
@@ -50,7 +57,7 @@ def configured_hours_remaining(tier: str | None = None, limit_hours: float | Non
         )
     if given is None and not on_colab():
         return math.inf
-    lived = (time.time() - runtime_start_time()) / 3600
+    lived = (time.time() - _read_once(runtime_start_time)) / 3600
     longer = (hours for hours in TIER_HOURS.values() if hours >= TIER_HOURS[tier] and hours > lived)
     limit = min(longer, default=math.inf) if given is None else _positive_hours(given)
     return max(0.0, limit - lived)

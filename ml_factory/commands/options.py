@@ -186,7 +186,7 @@ def check_symbol_stored(workspace: Workspace, symbol: str) -> None:
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
     """Parse settings from texts NAME=VALUE. Raises SettingsError for another text."""
     given = parse_name_value_options(texts, "--set", "dropout=0.2")
-    return {name: parse_setting_value(text) for name, text in given.items()}
+    return {name: parse_setting_value(text, f"--set {name}") for name, text in given.items()}
 
 
 def parse_name_value_options(texts: Sequence[str], where: str = "-p", example: str = "HORIZON=20") -> dict[str, str]:

@@ -73,7 +73,8 @@ def _parse_guard(texts: Sequence[str]) -> Any:
         if name not in names:
             raise SettingsError("There is no such setting", where="--guard", got=name,
                                 next_step=did_you_mean(name, names))  # fmt: skip
-    return guard_settings.GuardSettings(**{name: parse_setting_value(text) for name, text in given.items()})
+    values = {name: parse_setting_value(text, f"--guard {name}") for name, text in given.items()}
+    return guard_settings.GuardSettings(**values)
 
 
 def _print_address(facts: dict, as_json: bool) -> None:

@@ -93,12 +93,14 @@ def parse_named_settings(text: str) -> dict[str, Any]:
             raise SettingsError(
                 "A setting is given twice", where="SETTINGS", got=name, next_step="leave one of them out"
             )
-        found[name] = parse_setting_value(value)
+        found[name] = parse_setting_value(value, f"SETTINGS, {name}")
     return found
 
 
-def parse_setting_value(text: str) -> Any:
+def parse_setting_value(text: str, where: str) -> Any:
     """Parse a number, truth value, list or null as Python or JSON writes it; other texts are returned unchanged.
+
+    where : what names the setting, for the message
 
     Raises SettingsError for a list or table that is not JSON.
     """
@@ -109,7 +111,7 @@ def parse_setting_value(text: str) -> Any:
     except ValueError:
         if text.startswith(("[", "{")):
             raise SettingsError(
-                "A list or table is written as JSON", got=text, wanted='["a", "b"] or {"a": 1}',
+                "A list or table is written as JSON", where=where, got=text, wanted='["a", "b"] or {"a": 1}',
                 next_step="quote it for the shell: 'features.custom=[\"name\"]'",
             ) from None  # fmt: skip
         return text.strip("'\"")

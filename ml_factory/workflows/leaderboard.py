@@ -95,8 +95,9 @@ def _lines(table: pd.DataFrame, trials: Mapping[str, int], skipped: Sequence[str
 
 def _known_symbols(workspace: Workspace) -> list[str]:
     """Return the symbols that have models, or prepared data on this machine."""
-    folders = [workspace.models, workspace.processed("X").parent]
-    return sorted({name for folder in folders for name in files.names(folder) if not name.startswith(".")})
+    data = workspace.processed("X").parent  # a `prepare` that was refused leaves its lock alone there
+    prepared = {name for name in files.names(data) if files.is_file(data / name / "current.json")}
+    return sorted(prepared | {name for name in files.names(workspace.models) if not name.startswith(".")})
 
 
 def _rows_of_horizon(workspace: Workspace, symbol: str, horizon: int, models: Sequence[Artifact]) -> list[dict]:

@@ -136,17 +136,19 @@ def _audit_bars(workspace: Workspace, store: DatasetStore, bars: pd.DataFrame, f
     """Compare the bars that the pipeline reads with the stored hash, and with the rows of the raw file."""
     settings, symbol = stored_data_settings(store).bars, store.facts["symbol"]
     found.count("bars", len(bars))
-    found.add(compare("bars", found.given("bars", bars.copy()), bars, "the raw file's checked bars"))
-    if hash_bars(bars) != store.facts["raw"]["bars"]:
+    given = found.given("bars", bars)
+    if given is not bars:
+        found.add(compare("bars", given, bars, "the raw file's checked bars"))
+    if hash_bars(given) != store.facts["raw"]["bars"]:
         found.add([mismatch("bars", ROWS, len(bars), bars.index[0], "the bars that the data set was made of")])
     raw = read_bars_table(require_raw_bars(workspace, symbol))
     plain = replace(settings, strict=False, minutes=None) == RawBarSpec() and {"timestamp", *PRICES} <= set(raw.columns)
     if plain and isinstance(raw["timestamp"].dtype, pd.DatetimeTZDtype):
         raw = raw.set_index("timestamp")[[*PRICES]]
-        raw = raw[~raw.index.duplicated(keep="last")].reindex(bars.index)
+        raw = raw[~raw.index.duplicated(keep="last")].reindex(given.index)
         if not raw["close"].isna().any():  # end-stamped bars cannot be joined by start time
             reference = "the raw file's rows of the same minute"
-            found.add(compare("bars", bars[[*PRICES]], raw.astype(np.float64), reference))
+            found.add(compare("bars", given[[*PRICES]], raw.astype(np.float64), reference))
 
 
 def _audit_rows(store: DatasetStore, bars: pd.DataFrame, horizons: Sequence[int], found: Findings) -> None:
@@ -185,7 +187,8 @@ def _audit_scaler(store: DatasetStore, horizon: int, found: Findings, *, columns
     columns : number of columns of a lone scaler to compare, drawn at random; None: all.
     """
     steps = stored_data_settings(store).preprocess
-    given = found.given("scaler", store.load_scaler(horizon)).to_dict()
+    given = found.given("scaler", store.load_scaler(horizon))
+    given = given if isinstance(given, dict) else given.to_dict()
     with progress_phase(f"refitting scaler {horizon}") as done:
         train = store.load_label_ends(horizon).index[store.load_splits(horizon)["train"]]
         rows, values, names = store.known_at.searchsorted(train), store.values, tuple(store.feature_names)

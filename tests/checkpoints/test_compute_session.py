@@ -21,21 +21,18 @@ def test_runtime_started_reads_start_of_process_1_from_proc(tmp_path):
 
 
 def test_session_ending_is_true_when_only_last_save_fits(monkeypatch):
-    lived = {"seconds": 0.0}
-    monkeypatch.setattr(compute_session, "runtime_start_time", lambda: time.time() - lived["seconds"])
     monkeypatch.setenv("ML_FACTORY_SESSION_HOURS", "1")
     for left, save, ends in ((60, 10, False), (60, 16, True), (40, 5, False), (20, 0, False), (14, 0, True)):
-        lived["seconds"] = 3600 - left
+        monkeypatch.setattr(compute_session, "runtime_start_time", lambda left=left: time.time() - (3600 - left))
         assert compute_session.is_session_ending(save) is ends, (left, save)
 
 
 def test_hours_left_beyond_tier_limit_uses_next_tier(monkeypatch):
-    lived = {"hours": 12 - 10 / 3600}
     monkeypatch.setenv("COLAB_RELEASE_TAG", "x")
-    monkeypatch.setattr(compute_session, "runtime_start_time", lambda: time.time() - 3600 * lived["hours"])
+    monkeypatch.setattr(compute_session, "runtime_start_time", lambda: time.time() - 3600 * 12 + 10)
     assert compute_session.is_session_ending(0)
     for hours, left in ((13, 11), (23.99, 0.01), (25, math.inf)):
-        lived["hours"] = hours
+        monkeypatch.setattr(compute_session, "runtime_start_time", lambda hours=hours: time.time() - 3600 * hours)
         assert compute_session.configured_hours_remaining() == pytest.approx(left, abs=1e-3)
         assert compute_session.is_session_ending(20) is (left < 0.02)
     assert compute_session.configured_hours_remaining(limit_hours=12) == 0

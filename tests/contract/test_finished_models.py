@@ -165,6 +165,8 @@ def test_leaderboard_lists_models_of_other_data_and_horizons_without_a_model(pla
     pipeline.prepare(
         place, "DEMO", (5, 10), settings=doors.DataSpec(features=FEW_COLUMNS, labels=doors.LabelSpec(k_up=0.9))
     )
+    with pytest.raises(NotPreparedError):
+        pipeline.prepare(place, "TYPO", 5)
     before = pipeline.leaderboard(place)
     assert before.frame["status"].tolist() == ["other data"] * 2 and "0 of 2 models beat" in before.summary()
     train(place, "lightgbm", quick=True)

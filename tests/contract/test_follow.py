@@ -132,6 +132,8 @@ OTHERS = {  # name -> a file of what is not followed from the start, the message
     "named.csv": (lambda bars: bars.assign(symbol="MES"), "bars of another symbol"),
     "tick.csv": (lambda bars: bars.assign(**{name: bars[name] * 1.0001 for name in ("open", "high", "low", "close")}),
                  "tick"),
+    "longer.csv": (lambda bars: bars.iloc[::5], "5 minutes apart"),
+    "two.csv": (lambda bars: bars.assign(symbol=np.where(bars.index < 5, "MES", "DEMO")), "bars of another symbol"),
     "order.csv": (lambda bars: bars.iloc[[*range(500), 400, *range(501, 900)]], "out of order"),
     "columns.csv": (lambda bars: bars.drop(columns="close"), "close"),
     "utf_16.csv": (lambda bars: bars, r"UTF-16 cannot be followed.*give it in UTF-8"),

@@ -152,6 +152,10 @@ def test_audit_of_unchanged_values_passes_and_sees_every_stage(workspace):
     assert seen == set(STAGES)
 
 
+def test_audit_takes_the_dict_of_a_scaler_in_its_place(workspace):
+    assert audit(workspace, lambda stage, value: value.to_dict() if stage == "scaler" else None).passed
+
+
 def test_cuts_of_5_minute_bars_are_exactly_at_row_times_and_label_ends():
     """A cut a bar too late would leave the next bar undisturbed, and a look ahead of one bar would pass."""
     how = {"open": "first", "high": "max", "low": "min", "close": "last", "volume": "sum"}

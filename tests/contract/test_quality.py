@@ -37,7 +37,8 @@ def test_check_bars_bars_after_scheduled_early_close_report_no_findings():
     assert len(last) == 1 and bars["timestamp"].iloc[last[0] + 1] == pd.Timestamp("2024-01-15 23:00", tz="UTC")
     more = pd.DataFrame([bars.iloc[last[0]]] * 30)
     more["timestamp"] += pd.to_timedelta(np.arange(1, 31), unit="min")
-    assert kinds_of(report_of(pd.concat([bars, more]).sort_values("timestamp"))) == ()
+    report = report_of(pd.concat([bars, more]).sort_values("timestamp"))
+    assert kinds_of(report) == () and finding_of(report, "no_trade") is None
 
 
 def test_check_bars_single_price_bars_that_change_report_no_stale_run(clean):

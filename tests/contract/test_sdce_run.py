@@ -4,21 +4,8 @@ import numpy as np
 import pytest
 
 from ml_factory.errors import SettingsError
-from tests.contract.doors import sdce, surrogate
-from tests.recipes.text_cases import trained_sdce, weights
-
-
-def die_at(call: int, monkeypatch):
-    """Make the loss fail at its nth call, as a machine that vanishes."""
-    calls = []
-
-    def dying(loss, network, batch, real=sdce.SurrogateLoss.__call__):
-        calls.append(1)
-        if len(calls) == call:
-            raise KeyboardInterrupt
-        return real(loss, network, batch)
-
-    monkeypatch.setattr(sdce.SurrogateLoss, "__call__", dying)
+from tests.contract.doors import surrogate
+from tests.recipes.text_cases import die_at, trained_sdce, weights
 
 
 @pytest.mark.parametrize(

@@ -348,7 +348,8 @@ def test_serve_that_cannot_start_exits_with_one_line(made, tmp_path, call):
 def test_serve_sets_the_threads_of_openmp_before_it_imports_what_reads_them(made, tmp_path, call, monkeypatch):
     (tmp_path / "reads_threads.py").write_text("import os\nfound = os.environ['OMP_NUM_THREADS']\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "9")  # so that it is put back
+    monkeypatch.delenv("OMP_NUM_THREADS")
     code, _, err = call("serve", made.bundles["DEMO", "linear"], "--import", "reads_threads", "--guard", "none=1")
     assert code == 2 and "There is no such setting [--guard]" in err
     assert sys.modules.pop("reads_threads").found == "1"

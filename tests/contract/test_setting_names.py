@@ -96,6 +96,6 @@ def test_check_parameters_stack_settings_apply_to_networks_or_named_model(capsys
 
 
 def test_parse_setting_value_of_list_that_is_not_json_raises():
-    assert doors.parse_setting_value('["mine", 2]') == ["mine", 2]
+    assert doors.parse_setting_value('["mine", 2]', "--set a") == ["mine", 2]
     with pytest.raises(SettingsError, match=r"written as JSON.*quote it for the shell"):
-        doors.parse_setting_value("[mine]")
+        doors.parse_setting_value("[mine]", "--set a")

@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+import threading
 
 import pytest
 
@@ -105,3 +106,22 @@ def test_stop_flag_is_set_only_while_phase_is_acquired_and_where_signals_are_not
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.timeout(60)
+def test_save_whose_thread_did_not_start_for_ctrl_c_is_written_by_wait_and_blocks_no_later_save(tmp_path, monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    with CheckpointManager(tmp_path, run="r") as manager:
+        manager.save_checkpoint("p", {"step": 1}, force=True)
+        assert manager.wait(30)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(threading.Thread, "start", interrupted)
+            manager.save_checkpoint("p", {"step": 2}, force=True)
+        assert manager.wait(30)
+        with CheckpointManager(tmp_path, run="r") as other:
+            assert other.load_latest_checkpoint("p")["state"]["step"] == 2
+        manager.save_checkpoint("p", {"step": 3}, force=True)
+    with CheckpointManager(tmp_path, run="r") as manager:
+        assert manager.load_latest_checkpoint("p")["state"]["step"] == 3

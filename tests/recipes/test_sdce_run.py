@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from ml_factory.recipes import run as recipe_run
-from tests.contract.test_sdce_run import die_at
-from tests.recipes.text_cases import trained_sdce, write_text
+from tests.recipes.text_cases import die_at, trained_sdce, write_text
 
 
 def test_recipe_sdce_continued_with_another_library_is_marked_inexact(sdce_settings, monkeypatch):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from ml_factory.recipes import sdce
 from ml_factory.recipes.sdce_run import SdceSettings, run_sdce
 from ml_factory.recipes.t5 import run_t5
 from ml_factory.storage.workspace import Workspace
@@ -15,6 +16,19 @@ from ml_factory.training.spec import TrainSpec
 
 WORDS = ("the", "king", "and", "queen", "of", "night", "went", "to", "see", "a", "small", "cat", "on", "its", "mat",
          "while", "rain", "fell", "over", "hills")  # fmt: skip
+
+
+def die_at(call: int, monkeypatch):
+    """Make the loss fail at its nth call, as a machine that vanishes."""
+    calls = []
+
+    def dying(loss, network, batch, real=sdce.SurrogateLoss.__call__):
+        calls.append(1)
+        if len(calls) == call:
+            raise KeyboardInterrupt
+        return real(loss, network, batch)
+
+    monkeypatch.setattr(sdce.SurrogateLoss, "__call__", dying)
 
 
 def write_text(path: Path, words: int = 3000) -> Path:

@@ -111,7 +111,7 @@ def test_second_prepare_of_a_symbol_imports_its_bars_only_when_the_first_has_end
             imported = real(*given, **named)
             second.stdin.write("\n")
             second.stdin.flush()
-            select.select([second.stdout], [], [], 2.0)  # until the second has imported too, if it may
+            select.select([second.stdout], [], [], 5.0)  # until the second has imported too, if it may
             return imported
 
         monkeypatch.setattr(prepare, "import_bars", import_then_wait)

@@ -2,9 +2,8 @@
 
 import pytest
 
-from tests.contract.test_sdce_run import die_at
 from tests.recipes.image_cases import settings_of, shards  # noqa: F401 - a fixture
-from tests.recipes.text_cases import sdce_settings, trained_sdce, weights  # noqa: F401 - a fixture
+from tests.recipes.text_cases import die_at, sdce_settings, trained_sdce, weights  # noqa: F401 - a fixture
 
 SHORT = {"device": "tpu", "num_epochs": 1, "log_steps": 4}
 
