@@ -37,7 +37,7 @@ def machines(drive):
 
 
 def in_bucket(address: str, folder: Path) -> Mirror:
-    """A mirror whose bucket is asked by this process: a child would import the client first."""
+    """A mirror whose bucket is read by this process: a child would import the client first."""
     mirror = Mirror(address, folder)
     mirror.remote = Bucket(address)
     mirror.remote.may_drop_files = False

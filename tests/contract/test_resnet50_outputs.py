@@ -30,7 +30,7 @@ def machine(gcs_bucket, monkeypatch, tmp_path):
 
 
 def objects(address: str, folder: Path) -> list[str]:
-    """Names of the objects below an address, read anew."""
+    """Names of the objects below an address, read again."""
     Mirror(address, folder).pull()
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 

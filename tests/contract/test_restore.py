@@ -10,12 +10,12 @@ from ml_factory.errors import NotPreparedError
 from ml_factory.storage.workspace import Workspace
 from tests.contract.doors import ArtifactRegistry, files, folds, train_module
 from tests.contract.test_runs import SMALL
-from tests.contract.test_wandb import account  # noqa: F401 - a fixture
+from tests.contract.test_wandb import account  # noqa: F401 - a fixture of every test here
 from tests.tracking.wandb_stand_in import KEY, install, settle, versions
 
 
 @pytest.fixture
-def places(prepared_template, tmp_path, monkeypatch, account):  # noqa: F811
+def places(prepared_template, tmp_path, monkeypatch):
     """A workspace that dies, an empty one, and one that is mirrored nowhere: as they were prepared."""
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
     made = []
@@ -107,11 +107,7 @@ def test_finished_run_restored_from_wandb_is_not_fitted_again(places, tmp_path, 
 
 @pytest.mark.soak
 def test_stack_with_models_in_wandb_is_restored_into_empty_workspace(
-    prepared,
-    prepared_template,
-    tmp_path,
-    monkeypatch,
-    account,  # noqa: F811
+    prepared, prepared_template, tmp_path, monkeypatch
 ):
     store, done = install(tmp_path, monkeypatch), settle(monkeypatch)
     bases = ("linear", "lightgbm")
@@ -131,11 +127,7 @@ def test_stack_with_models_in_wandb_is_restored_into_empty_workspace(
 
 
 def test_train_with_source_wandb_uses_artifact_of_wandb_and_raises_without_one(
-    prepared,
-    prepared_template,
-    tmp_path,
-    monkeypatch,
-    account,  # noqa: F811
+    prepared, prepared_template, tmp_path, monkeypatch
 ):
     store, done = install(tmp_path, monkeypatch), settle(monkeypatch)
     first = pipeline.train(prepared, "DEMO", 5, "linear", quick=True)

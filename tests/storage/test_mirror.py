@@ -1,4 +1,4 @@
-"""A mirror whose remote answers wrongly, lists, or is asked while it works: what its public doors cannot show."""
+"""A mirror whose remote answers wrongly, lists, or is called while it works: what its public doors cannot show."""
 # ruff: noqa: F811 - fixtures of the contract
 
 import time
