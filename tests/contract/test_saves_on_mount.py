@@ -93,7 +93,8 @@ def test_failing_drive_loses_no_acknowledged_save_and_no_call_waits_in_silence(m
         save(again)
         assert again.wait(60) and saved[-1]["status"] == COPIED
         again.close()
-        assert machine("three").phase("p").load()["state"]["value"] == len(saved) - 1
+        with machine("three") as last:  # a phase that stays owned keeps its signal handlers
+            assert last.phase("p").load()["state"]["value"] == len(saved) - 1
     finally:
         logging.getLogger("ml_factory").removeHandler(waits)
         mount.heal()
