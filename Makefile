@@ -19,7 +19,7 @@ again = $(MAKE)# by another name: a recipe that says $(MAKE) itself runs under `
 environment = $(PYTHON) .ci/environment.py $(1) $(patsubst %,requirements/%.txt,$(2))
 
 # Values reach the shell through the environment, so that quotes and spaces in them are text.
-export COLAB OWNER ROWS BENCH PART
+export COLAB OWNER ROWS BENCH PART JOBS
 
 .PHONY: help setup kernels run test soak fuzz mutants test-xla lint format notebooks browser bench matrix colab badges lock clean
 .DEFAULT_GOAL := help
@@ -62,7 +62,7 @@ mutants: setup  ## change the library in 100 places, one at a time, and count th
 soak: setup  ## whole campaigns, hours; PART='contract slow' for some of them, ARGS go to each
 	@for part in $$PART; do echo "soak: $$part"; case $$part in \
 		slow) $(PY) -m pytest $(SPREAD) -m soak $(ARGS) ;; \
-		contract) ML_FACTORY_TEST_PROFILE=campaign $(PY) -m pytest $(SPREAD) --timeout 36000 tests/contract $(ARGS) ;; \
+		contract) ML_FACTORY_TEST_PROFILE=campaign $(PY) -m pytest $(SPREAD) --dist worksteal --timeout 36000 tests/contract $(ARGS) ;; \
 		peers) $(call environment,.venv-peers,peers) && \
 			.venv-peers/bin/python -m pytest tests/models/test_peers.py --confcutdir tests/models -p no:cacheprovider $(ARGS) ;; \
 		dvc) $(call environment,.venv-dvc,dvc) && \

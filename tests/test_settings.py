@@ -1,4 +1,4 @@
-"""Settings together: run ids that change with what matters, attempts beside each other, what the environment says."""
+"""Run ids that change with code and with the limits of a quick run."""
 
 import shutil
 from dataclasses import replace
@@ -6,97 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ml_factory import Workspace, code_fingerprint, pipeline, settings
-from ml_factory.argument_checks import check_horizon, check_seed, quick_from_environment
-from ml_factory.errors import SettingsError
-from ml_factory.runs import (
-    checkpoint_minutes_from_environment,
-    newest_run_folder,
-    open_run_checkpoints,
-    run_machine_facts,
-)
-from ml_factory.settings import DataSpec, QuickLimits, RunSettings, make_run_settings
-
-SPEC = RunSettings("MES", 20, "xgboost", "train", 0, False, "0" * 64, (("depth", 3),))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"symbol": "MGC"}, {"horizon": 21}, {"model": "lightgbm"}, {"task": "folds"}, {"seed": 1}, {"quick": True},
-        {"data": "1" * 64}, {"settings": (("depth", 4),)}, {"settings": ()},
-    ],
-)  # fmt: skip
-def test_run_spec_run_id_changes_with_each_field(change):
-    assert replace(SPEC, **change).run_id != SPEC.run_id == replace(SPEC).run_id
-
-
-def test_run_spec_quick_limits_yield_to_given_settings():
-    common = {"task": "train", "seed": 0, "quick": True, "data": "0" * 64}
-    assert dict(make_run_settings("MES", 20, "xgboost", settings=None, **common).settings) == {
-        "rounds": QuickLimits().rounds
-    }
-    assert dict(make_run_settings("MES", 20, "lstm", settings={"hidden": 8}, **common).settings) == {
-        "epochs": QuickLimits().epochs,
-        "hidden": 8,
-    }
-    assert dict(make_run_settings("MES", 20, "lstm", settings={"epochs": 9}, **common).settings) == {"epochs": 9}
-
-
-@pytest.mark.parametrize(
-    ("check", "least", "says"),
-    [(check_horizon, 1, r"HORIZON.*wanted a whole number of bars, 1 or more\. Next: "), (check_seed, 0, "SEED")],
-)
-def test_number_that_is_no_horizon_or_seed_raises(check, least, says):
-    assert check(least) == least
-    for value in (least - 1, 2.0, "20", True, None):
-        with pytest.raises(SettingsError, match=says):
-            check(value)
-
-
-@pytest.mark.parametrize(
-    ("text", "asked", "wanted"), [("1", False, True), ("0", True, False), ("", True, True), ("maybe", False, False)]
-)
-def test_quick_from_environment_follows_variable_else_argument(text, asked, wanted, monkeypatch):
-    monkeypatch.setenv("ML_FACTORY_QUICK", text)
-    assert quick_from_environment(asked) is wanted
-
-
-def test_save_minutes_from_environment_sets_manager_interval_or_raises(tmp_path, monkeypatch):
-    run = newest_run_folder(tmp_path / "results", SPEC.run_id)
-    monkeypatch.delenv("ML_FACTORY_SAVE_MINUTES", raising=False)
-    assert checkpoint_minutes_from_environment() == 30
-    with open_run_checkpoints(Workspace(tmp_path), run) as manager:
-        assert (manager.auto_seconds, manager.run) == (1800, run.run_id)
-    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", " 0.5 ")
-    with open_run_checkpoints(Workspace(tmp_path), run) as manager:
-        assert manager.auto_seconds == 30
-    for text in ("often", "-1", "nan", "inf"):
-        monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", text)
-        with pytest.raises(SettingsError, match=r"ML_FACTORY_SAVE_MINUTES.*Next: "):
-            checkpoint_minutes_from_environment()
-
-
-@pytest.mark.parametrize(
-    ("model", "settings", "named"),
-    [
-        ("xgboost", {}, set()), ("xgboost", {"device": "cuda"}, {"gpu"}), ("lightgbm", {}, set()),
-        ("linear", {}, {"processor"}), ("lstm", {}, {"gpu", "processor"}),
-    ],
-)  # fmt: skip
-def test_machine_names_what_the_bits_of_a_model_depend_on(model, settings, named):
-    """A booster that goes on under another model of processor is equal to the bit, and not marked."""
-    spec = make_run_settings("ES", 5, model, task="train", seed=0, quick=False, data="d", settings=settings)
-    assert {"gpu", "processor"} & set(run_machine_facts(spec)) == named
-
-
-@pytest.mark.parametrize("tick", [float("nan"), float("inf"), 0.0, -0.25])
-def test_data_spec_with_tick_that_is_no_price_step_raises(tick):
-    with pytest.raises(SettingsError, match="positive price step"):
-        DataSpec(tick=tick)
-
-
-# ---- code ------------------------------------------------------------------------------------------------------------
+from ml_factory import code_fingerprint, settings
+from ml_factory.settings import QuickLimits
+from tests.contract.test_run_settings import SPEC
 
 
 @pytest.fixture
@@ -132,10 +44,3 @@ def test_run_spec_run_id_of_quick_run_changes_with_limits(monkeypatch):
     full_id, quick_id = SPEC.run_id, quick.run_id
     monkeypatch.setattr(settings, "QuickLimits", lambda: replace(QuickLimits(), sequence_rows=17))
     assert quick.run_id != quick_id and SPEC.run_id == full_id
-
-
-@pytest.mark.parametrize("name", ["seed", "folds", "scheme", "test_blocks", "window", "weights"])
-def test_train_and_cross_validate_reject_run_arguments_in_model_settings(name, prepared):
-    for work in (pipeline.train, pipeline.cross_validate):
-        with pytest.raises(SettingsError, match=name):
-            work(prepared, "DEMO", 5, "lightgbm", model_settings={name: 2})

@@ -279,17 +279,18 @@ def pick_device(spec: TrainSpec) -> Device:
 def deterministic_device(device: Device) -> Iterator[None]:
     """Run with the device's thread count and deterministic kernels; restore the caller's settings and random state."""
     threads, states = torch.get_num_threads(), torch.get_rng_state()
-    strict, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    strictness = torch.get_deterministic_debug_mode()
     cuda_states = torch.cuda.get_rng_state_all() if device.kind == "cuda" else []
     torch.set_num_threads(device.threads)
     if device.kind == "cuda":
         # A kernel that has no deterministic form warns, by name, and runs.
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        # Not use_deterministic_algorithms: that imports torch's whole compiler, 2 s of a process.
+        torch.set_deterministic_debug_mode("warn")
     try:
         yield
     finally:
         torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(strict, warn_only=warn)
+        torch.set_deterministic_debug_mode(strictness)
         torch.set_rng_state(states)
         for index, state in enumerate(cuda_states):
             torch.cuda.set_rng_state(state, index)

@@ -13,11 +13,12 @@ import numpy as np
 import pandas as pd
 
 from ml_factory import argument_checks, cli, cli_output, notebook_panel, pipeline
-from ml_factory.checkpoints import compute_session
-from ml_factory.checkpoints.checkpoint_file import read_checkpoint
-from ml_factory.checkpoints.lease import LeaseTakenOverError
+from ml_factory.argument_checks import check_horizon, check_seed, quick_from_environment
+from ml_factory.checkpoints import compute_session, lease
+from ml_factory.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
+from ml_factory.checkpoints.lease import STALE_SECONDS, WATCH_SECONDS, LeaseTakenOverError, PhaseLease
 from ml_factory.checkpoints.stop_signals import StopSignalFlag
-from ml_factory.code_fingerprint import user_code_hash
+from ml_factory.code_fingerprint import is_user_code, user_code_hash
 from ml_factory.commands import recipes as recipe_commands
 from ml_factory.commands import serving as serving_commands
 from ml_factory.data.bar_files import read_bars_table
@@ -27,7 +28,7 @@ from ml_factory.data.io import import_bars, load_bars, raw_bar_minutes, write_ba
 from ml_factory.data.parsing import infer_bar_minutes
 from ml_factory.data.quality import GAP_KINDS, find_gaps
 from ml_factory.data.resample import (
-    BarStream, ResampledBars, apply_roll_adjustment, asof_rows, resample_bars, segments_between_rolls,
+    BarStream, ResampledBars, apply_roll_adjustment, asof_rows, resample_bars, segments_between_rolls, to_bar_chunk,
     trading_intervals,
 )  # fmt: skip
 from ml_factory.data.rolls import RollSpec, build_continuous_contract, parse_contract_code
@@ -37,26 +38,33 @@ from ml_factory.data.sessions import (
 )  # fmt: skip
 from ml_factory.data.synthetic import SyntheticSpec, ensure_synthetic_demo_market, synthetic_bars
 from ml_factory.data.validation import RawBarSpec, parse_bars, validate_bars
-from ml_factory.datasets.fitted_transforms import TransformFitSample
+from ml_factory.datasets.fitted_transforms import PcaTransform, TransformFitSample
 from ml_factory.datasets.preprocessing import STEPS as PREPROCESSING_STEPS
-from ml_factory.datasets.preprocessing import fit_preprocessing_steps, preprocessing_from_dict
+from ml_factory.datasets.preprocessing import (
+    check_preprocessing_steps, fit_preprocessing_steps, preprocessing_from_dict, step_feature_names_out,
+)  # fmt: skip
 from ml_factory.datasets.row_selection import mask_rows_with_full_window, sample_contiguous_blocks
-from ml_factory.datasets.scaling import SCALERS, RobustScaler
+from ml_factory.datasets.scaling import (
+    IQR_OF_NORMAL, SCALERS, QuantileScaler, RobustScaler, StandardScaler, column_quantiles,
+)  # fmt: skip
 from ml_factory.datasets.store import CURRENT, DatasetStore
 from ml_factory.ensemble.stacking import Stack, equal_weight_probabilities
-from ml_factory.evaluation import findings
+from ml_factory.evaluation import data_plots, findings, plots, recipe_plots
 from ml_factory.evaluation.backtest.contracts import contract_spec
 from ml_factory.evaluation.backtest.fill_kernel import EXITS
 from ml_factory.evaluation.backtest.metrics import (
     drawdown, session_gains, sharpe_ratio,
 )  # fmt: skip
 from ml_factory.evaluation.baselines import (
-    BASELINES, prior_baseline_probabilities, session_time,
+    BASELINES, baseline_trailing_volatility, last_move_baseline_probabilities, prior_baseline_probabilities,
+    session_time,
 )  # fmt: skip
 from ml_factory.evaluation.calibration import (
     Calibration, calibration_by_class, floored_log_probabilities, independent_row_count, reliability_table, softmax,
 )  # fmt: skip
+from ml_factory.evaluation.deciles import decile_returns, information_coefficient
 from ml_factory.evaluation.findings import Finding
+from ml_factory.evaluation.html_report import HtmlSection, render_html_report, write_html_report
 from ml_factory.evaluation.intervals import (
     ConfidenceInterval, autocorrelation_length, cosine_standard_error, count_interval_weeks, fold_gain_interval,
     gain_interval, interval_week_numbers, newey_west_standard_error, squared_cosine_weights,
@@ -66,6 +74,7 @@ from ml_factory.evaluation.metrics import (
     PROBABILITIES, classification_metrics, compute_forecast_metrics, direction_loss_by_class,
     expected_calibration_error, negative_log_probabilities, row_log_loss,
 )  # fmt: skip
+from ml_factory.evaluation.plot_style import COLOURS, downsample_line, figure_to_svg
 from ml_factory.evaluation.training_criteria import training_criteria_table
 from ml_factory.evaluation.verdict import (
     BEATS, DOES_NOT_BEAT, NOT_ENOUGH, ModelVerdict, VerdictGains, describe_missing_classes, model_verdict,
@@ -76,6 +85,7 @@ from ml_factory.features.build import (
     FAMILIES, FIRST_BARS, MEMORY_BARS, FeatureSpec, FeatureStream, build_features, feature_column_names, frame_name,
 )  # fmt: skip
 from ml_factory.features.calendar import elapsed_session_share
+from ml_factory.features.clone_function import clone_function_without_state
 from ml_factory.features.custom import feature
 from ml_factory.features.engine import FeatureEngine, column_names, compute_family_columns
 from ml_factory.features.entropy import lempel_ziv_phrases, sigma_bins
@@ -84,7 +94,10 @@ from ml_factory.features.volatility import range_variances
 from ml_factory.features.wavelet import SCALES
 from ml_factory.features.windows import balance, ratio, window_std, window_sum
 from ml_factory.inference.bundle import Bundle
-from ml_factory.inference.guard import open_minutes
+from ml_factory.inference.guard import Guard, open_minutes
+from ml_factory.inference.guard_reference import (
+    BINS, ColumnReference, GuardReference, constant_rows, fit_guard_reference,
+)  # fmt: skip
 from ml_factory.inference.predict import GraphModel, TrainedModel, predict_features
 from ml_factory.interrupt import interrupt_message, interruptible
 from ml_factory.lazy_module import EXTRAS, LazyModule, import_module_or_explain
@@ -95,39 +108,48 @@ from ml_factory.leakage.certificate import (
 )  # fmt: skip
 from ml_factory.leakage.custom import check_custom_features, sample_calendar_days
 from ml_factory.leakage.cuts import PERTURBATIONS, SAME_TIMES, TRUNCATE, choose_cut_points, perturb_future_bars
+from ml_factory.leakage.proof import QUICK, ProofSpec, prove
 from ml_factory.leakage.tables import COLUMNS, ROWS, Findings, Leak, Table, compare
 from ml_factory.models import registry, tabular
+from ml_factory.models.importances import feature_importance_table
+from ml_factory.models.logistic_regression import LogisticRegression
 from ml_factory.models.registry import (
-    build_model_from_state, find_model_spec, register_model, registered_model_settings, registered_source_hash,
+    BOOSTERS, build_model_from_state, find_model_spec, model_state_from_checkpoint, register_model,
+    registered_model_settings, registered_source_hash,
 )  # fmt: skip
 from ml_factory.models.rows import balanced_class_factors
-from ml_factory.models.session_clock import SessionClock, SessionClockOffset, class_shares
+from ml_factory.models.session_clock import PSEUDO_COUNTS, SessionClock, SessionClockOffset, SessionTime, class_shares
 from ml_factory.models.setting_names import parse_named_settings, parse_setting_value
-from ml_factory.models.tabular import early_stopping_round
+from ml_factory.models.tabular import TabularModel, early_stopping_round
 from ml_factory.notebook import NOTEBOOKS, draw_finished_notebooks, finish, markets, progress, show
 from ml_factory.notebook_panel import CellPanel, LiveCurves, show_machine
 from ml_factory.notebook_parameters import (
     PARAMETERS_TITLE, check_parameters, convert_notebook_parameters, parse_notebook_parameters,
     read_notebook_parameters,
 )  # fmt: skip
+from ml_factory.notebook_suite import run_suite_notebook
 from ml_factory.numba_cache import numba_sources_hash, set_numba_cache_folder
-from ml_factory.progress import progress_phase, report_progress_to
+from ml_factory.progress import (
+    Heartbeat, ProgressPhase, format_duration, progress_phase, record_progress, report_progress_to,
+)  # fmt: skip
+from ml_factory.redaction import LOGGERS, RedactedStream, has_wandb_key, redact_secrets, redact_values
 from ml_factory.result import Result
 from ml_factory.runs import (
-    FitCheckpoints, Run, RunFolder, RunOptions, count_trials, open_run, open_run_checkpoints, progress_words,
+    FitCheckpoints, Run, RunFolder, RunOptions, checkpoint_minutes_from_environment, count_trials, newest_run_folder,
+    open_run, open_run_checkpoints, progress_words, run_machine_facts,
 )  # fmt: skip
-from ml_factory.seeding import derive_seed
+from ml_factory.seeding import derive_seed, seeded_generator
 from ml_factory.serving import follow
 from ml_factory.serving.feed import KNOWN_BARS, Feed, ServedBundle, kept_bars, to_table
 from ml_factory.serving.follow import FollowedFile
-from ml_factory.settings import DataSpec, RunSettings, certified_code_hash, make_run_settings
+from ml_factory.settings import DataSpec, QuickLimits, RunSettings, certified_code_hash, make_run_settings
 from ml_factory.storage import mirror
 from ml_factory.storage import remote as remotes
 from ml_factory.storage import workspace as places
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.files import LEDGER, REMOVALS, files
-from ml_factory.storage.json_values import fingerprint_json, parse_json
-from ml_factory.storage.locks import acquire_lock_file, release_lock_file
+from ml_factory.storage.json_values import fingerprint_json, parse_json, to_json_value
+from ml_factory.storage.locks import acquire_lock_file, file_lock, is_lock_file_held, release_lock_file
 from ml_factory.storage.mirror import Mirror, fetch_file
 from ml_factory.storage.mounts import mount_of
 from ml_factory.storage.private_folder import private_folder
@@ -135,17 +157,22 @@ from ml_factory.storage.remote import Bucket, MountedFolder, Remote
 from ml_factory.storage.serialization import (
     deserialize_state, pack_state, read_state_file, serialize_state, write_state_file,
 )  # fmt: skip
+from ml_factory.storage.stored_paths import is_plain_name, stored_path
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.barrier_kernels import BARRIERS
 from ml_factory.targets.barrier_search import (
     BarrierSearchSpec, SearchedLabelSpec, fingerprint_searched_bars, search_barriers_on_training_rows,
 )  # fmt: skip
-from ml_factory.targets.label_table import SESSION_ENDS
+from ml_factory.targets.label_table import SESSION_ENDS, usable_label_rows
 from ml_factory.targets.labels import (
     LABEL_KINDS, LabelSpec, check_class_sufficiency, check_horizon_fits_session, label_classes, longest_session_bars,
     triple_barrier_labels, triple_barrier_prices,
 )  # fmt: skip
-from ml_factory.targets.make_labels import direction_labels, meta_labels, trend_scanning_labels
+from ml_factory.targets.make_labels import (
+    NEUTRAL_BAND, direction_labels, label_lives_to_the_vertical, make_labels, meta_labels, strongest_trend,
+    trend_scanning_labels,
+)  # fmt: skip
+from ml_factory.targets.primary_rule import primary_rule_features, primary_rule_side, primary_side_of_rows
 from ml_factory.targets.splits import (
     SplitSpec, chronological_split, combinatorial_purged_folds, purge_training_rows, purged_kfold,
     walk_forward_expanding, walk_forward_rolling,
@@ -157,8 +184,8 @@ from ml_factory.tpu import gcloud
 from ml_factory.tpu.gcloud import GcloudError
 from ml_factory.tpu.settings import VARIABLES, SliceSettings, read_settings
 from ml_factory.tpu.worker_files import worker_script
-from ml_factory.tracking import wandb_process, wandb_restore
-from ml_factory.tracking.run_log import SUMMARY
+from ml_factory.tracking import run_log, wandb_process, wandb_restore
+from ml_factory.tracking.run_log import SUMMARY, list_log_attempts
 from ml_factory.tracking.tracker import Tracker
 from ml_factory.tracking.wandb_process import wandb_mirror_mode
 from ml_factory.tracking.wandb_restore import replay_log_to_wandb, restore_from_wandb, try_restore_from_wandb
@@ -168,6 +195,7 @@ from ml_factory.training.spec import TrainSpec
 from ml_factory.workflows import audit, evaluation, folds, plan, predictions, search_barriers
 from ml_factory.workflows import train as train_module
 from ml_factory.workflows.backtest import luck_sentence
+from ml_factory.workflows.build import build as build_data
 from ml_factory.workflows.cross_validate import (
     fold_score_mean_gain, fold_score_table, labels_of_scored_folds, path_score_table, score_folds,
     verdict_of_fold_scores,
@@ -191,7 +219,11 @@ if importlib.util.find_spec("torch"):  # `make matrix` has rows without it
     from ml_factory.datasets.windows import Windows
     from ml_factory.inference import onnx as onnx_export
     from ml_factory.inference.onnx import check_onnx_graph, model_to_onnx
-    from ml_factory.models.sequence import GRU, LSTM, RecurrentSpec
+    from ml_factory.models.sequence import GRU, LSTM, TCN, RecurrentSpec, TCNSpec
+    from ml_factory.models.tft import (
+        EPS, TFT, GatedResidualNetwork, InterpretableMultiHeadAttention, TFTSpec, VariableSelectionNetwork,
+    )  # fmt: skip
+    from ml_factory.models.transformer import PatchTST, PatchTSTSpec, TokenDropout, dot_product_attention, instance_norm
     from ml_factory.recipes import resnet50, sdce, sdce_run, surrogate, t5
     from ml_factory.recipes import shards as shards_file
     from ml_factory.recipes import text as text_module
@@ -201,23 +233,31 @@ if importlib.util.find_spec("torch"):  # `make matrix` has rows without it
     from ml_factory.recipes.labelled_text import (
         check_parts, describe, made_up_texts, overview, read_labelled_texts, split_by_blocks, unseen_rows,
     )  # fmt: skip
-    from ml_factory.recipes.language_models import byte_tokenizer
+    from ml_factory.recipes.language_models import byte_tokenizer, load_causal_model
     from ml_factory.recipes.resnet50 import build_resnet50, train_resnet50
     from ml_factory.recipes.run import is_writing_process, root_of_output, tpu_host
     from ml_factory.recipes.sdce_run import SdceSettings, batch_arithmetic, ngram_losses, sdce_settings, summary
     from ml_factory.recipes.shard_writer import array_samples, folder_samples, write_shards
     from ml_factory.recipes.shards import find_shards
+    from ml_factory.recipes.surrogate import (
+        SurrogateTopTokens, VocabularyJoin, cache_top_tokens, join_vocabularies, token_contents,
+    )  # fmt: skip
     from ml_factory.recipes.text import TextSource, open_text, pack_tokens
     from ml_factory.recipes.worker_log import WorkerLog
     from ml_factory.training.batches import BatchLoader
-    from ml_factory.training.device import Device, pick_device
+    from ml_factory.training.device import Device, XlaDevice, deterministic_device, pick_device, pick_prediction_device
     from ml_factory.training.distributed import ProcessGroup
-    from ml_factory.training.estimator import NeuralClassifier, init_network_from_seed
-    from ml_factory.training.evaluate import evaluate_mean_loss
+    from ml_factory.training.estimator import NeuralClassifier, init_network_from_seed, zero_output_head
+    from ml_factory.training.evaluate import evaluate_mean_loss, evaluate_network_outputs
+    from ml_factory.training.export_state_dict import NetworkWithClockOffset
     from ml_factory.training.loop import TrainingReports, Validation, run_training_loop, take_training_step
     from ml_factory.training.losses import weighted_cross_entropy
-    from ml_factory.training.optim import AdamW, total_gradient_norm
-    from ml_factory.training.state import TrainingState
+    from ml_factory.training.optim import (
+        AdamW, optimizer_step_scalars, total_gradient_norm, warmup_cosine_learning_rate,
+    )  # fmt: skip
+    from ml_factory.training.precision import FIRST_SCALE, LEAST_SCALE, STEPS_TO_GROW, LossScaler
+    from ml_factory.training.sampler import BatchSampler, StreamSampler, batch_rows_of_process, micro_batch_size
+    from ml_factory.training.state import TrainingState, recompute_blocks
     from ml_factory.training.sync_batch_norm import SyncBatchNorm2d
 
 if importlib.util.find_spec("fastapi"):

@@ -13,7 +13,7 @@ import torch
 
 from ml_factory.errors import FactoryError
 from tests.contract import doors
-from tests.training.test_state import CPU, IDENTITY, ROWS, Kept, flat, small, weighted
+from tests.contract.test_training_state import CPU, IDENTITY, ROWS, Kept, flat, small, weighted
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = {

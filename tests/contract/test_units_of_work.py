@@ -157,7 +157,7 @@ def templates(tmp_path_factory):
 
 @pytest.mark.soak_except(*IN_EVERY_TEST_RUN)
 @pytest.mark.parametrize("unit", UNITS)
-@examples(dev=0, ci=1, campaign=25)
+@examples(dev=0, ci=1, campaign=19)
 @example(moments=[0.6], disk="damaged")
 @given(moments=st.lists(st.floats(0, 1), min_size=1, max_size=2), disk=st.sampled_from(sorted(DISKS)))
 def test_killed_before_any_durable_operation_ends_with_same_bytes(unit, moments, disk, templates, tmp_path_factory):
