@@ -54,7 +54,7 @@ kernels: setup  ## compile numba's kernels once for this checkout
 		bars = synthetic.synthetic_bars(days=15); build_features(bars, sessions.resolve_market_spec("DEMO", bars))'
 
 test: kernels  ## the tests, without whole notebooks and campaigns (`make soak`); ARGS='-k splits' goes to pytest
-	@$(PY) -m pytest $(SPREAD) -m 'not notebooks and not soak' $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest $(SPREAD) -m 'not notebooks and not soak' $(ARGS)
 
 mutants: setup  ## change the library in 100 places, one at a time, and count the changes that tests see; ARGS='--count 20 --suite contract --suite old'
 	@$(PY) -m tests.mutants $(ARGS)

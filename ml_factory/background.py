@@ -1,14 +1,16 @@
-"""Background work: one daemon thread that runs jobs in order, and child processes that are never waited for."""
+"""Background work: jobs in order on one daemon thread, one job on every core, and children that are not waited for."""
 
 import logging
 import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ml_factory.errors import FactoryError
+from ml_factory.process_identity import cores
 
 _log = logging.getLogger("ml_factory")
 
@@ -70,6 +72,14 @@ class BackgroundThread:
             self._working = False
             self._changed.notify_all()
             return None
+
+
+def map_on_cores(work: Callable[[Any], Any], items: Iterable) -> list:
+    """Return what `work` gives for each item, in order, by a thread for each core; work that releases Python's lock."""
+    if cores() == 1:
+        return list(map(work, items))
+    with ThreadPoolExecutor(cores()) as threads:
+        return list(threads.map(work, items))
 
 
 def start_python_process(arguments: Sequence[object], **options: Any) -> subprocess.Popen:

@@ -9,6 +9,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType
 
@@ -30,11 +31,18 @@ def source_hash(packages: Iterable[str] = ("",), exclude: Iterable[str] = ()) ->
     """
     hashes = {}
     with disk_errors(PACKAGE):
-        for path in PACKAGE.rglob("*.py"):
-            name = path.relative_to(PACKAGE).as_posix()
-            if _is_in(name, packages) and not _is_in(name, exclude):
-                hashes[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in (os.path.join(place, name) for place, _, names in os.walk(PACKAGE) for name in names):
+            name = path.removeprefix(os.path.join(PACKAGE, "")).replace(os.sep, "/")
+            if name.endswith(".py") and _is_in(name, packages) and not _is_in(name, exclude):
+                facts = os.stat(path)
+                hashes[name] = _file_hash(path, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)
     return fingerprint_json(hashes)
+
+
+@cache
+def _file_hash(path: str, *stamp: int) -> str:
+    """Return the file's hash, read once for each stamp: a step of the pipeline asks for all of them several times."""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 def _is_in(name: str, places: Iterable[str]) -> bool:

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -76,7 +76,7 @@ def undrawn() -> Iterator[list[tuple]]:
     """Leave out most seconds of a small training and of a small proof.
 
     Reports hold no figures, unless a test asks for `drawn`; a backtest trades 5 shifts of the forecasts, not 20; the
-    feed of a proof pushes a few times, and the small trainings of an audit read fewer rows.
+    quick proof cuts and feeds a few times, and the small trainings of an audit read fewer rows.
     """
     with pytest.MonkeyPatch.context() as patch:
         figures = []
@@ -88,7 +88,8 @@ def undrawn() -> Iterator[list[tuple]]:
             patch.setattr(report, "plots", NoFigures(report.plots))
             patch.setattr(style, "figure_to_svg", lambda figure, name: "<svg></svg>")
             patch.setattr(backtest, "SHIFTS", 5)
-            patch.setattr(prepare, "QUICK", replace(prepare.QUICK, feed_pushes=min(15, prepare.QUICK.feed_pushes)))
+            few = {"feed_pushes": min(15, prepare.QUICK.feed_pushes), "cuts": min(6, prepare.QUICK.cuts)}
+            patch.setattr(prepare, "QUICK", replace(prepare.QUICK, **few))
             pushes = min(100, audit.ProofSpec.feed_pushes)
             patch.setattr(audit, "ProofSpec", partial(audit.ProofSpec, feed_pushes=pushes))
             patch.setattr(audit, "SAMPLE_ROWS", {"tabular": 1_000, "network": 500})
@@ -100,6 +101,20 @@ def drawn(undrawn, monkeypatch):
     """Reports hold their figures."""
     for figure in undrawn:
         monkeypatch.setattr(*figure)
+
+
+@pytest.fixture(scope="session")
+def every_cut(undrawn) -> Callable[[], AbstractContextManager]:
+    """`with every_cut():` the quick proof cuts as often as a user's."""
+
+    @contextmanager
+    def full() -> Iterator[None]:
+        prepare, proof = import_module("ml_factory.workflows.prepare"), import_module("ml_factory.leakage.proof")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(prepare, "QUICK", replace(prepare.QUICK, cuts=proof.QUICK.cuts))
+            yield
+
+    return full
 
 
 @pytest.fixture(autouse=True)

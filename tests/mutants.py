@@ -252,11 +252,13 @@ class Record:
         return any(word in ast.unparse(one) for node in around for one in node.decorator_list for word in JIT)
 
     def tests_of(self, site: Site) -> list[str]:
-        """Tests that run the site and passed when they were recorded, the quickest first."""
+        """Tests that run the site and passed when they were recorded, the quickest with their fixtures first."""
         names, seconds = self.contexts(site.file, site.function, site.first, site.last), self.facts["tests"]
         fixtures = {name.removeprefix("fixture ") for name in names if name not in seconds}
         found = {test for test in seconds if test in names or fixtures & set(self.facts["uses"][test])}
-        return sorted(found - set(self.facts["failed"]), key=lambda test: (seconds[test], test))
+        uses, of_fixtures = self.facts["uses"], self.facts["fixtures"]
+        cost = {test: seconds[test] + sum(of_fixtures.get(name, 0.0) for name in uses[test]) for test in found}
+        return sorted(found - set(self.facts["failed"]), key=lambda test: (cost[test], test))
 
     def within(self, tests: Iterable[str], seconds: float) -> list[str]:
         """The first of these tests that take no longer together, each shared fixture counted once; one at least."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ml_factory.background import map_on_cores
 from ml_factory.errors import SettingsError
 from ml_factory.lazy_module import LazyModule
 
@@ -89,14 +90,20 @@ def column_quantiles(x_NF: np.ndarray, shares: Sequence[float], rows: np.ndarray
     count = len(x_NF) if rows is None else len(rows)
     columns = np.empty((COLUMNS_AT_ONCE, count), np.float32)
     for first in range(0, x_NF.shape[1], COLUMNS_AT_ONCE):
-        for begin in range(0, count, TRANSPOSED_ROWS):
+        group = columns[: x_NF.shape[1] - first]
+
+        def transpose(begin: int, first: int = first, group: np.ndarray = group) -> None:
             some = slice(begin, begin + TRANSPOSED_ROWS)
-            block = x_NF[some if rows is None else rows[some], first : first + COLUMNS_AT_ONCE]
-            columns[: block.shape[1], some] = block.T
-        for f, column in enumerate(columns[: x_NF.shape[1] - first], first):
+            block = x_NF[some if rows is None else rows[some], first : first + len(group)]
+            group[:, some] = block.T
+
+        def select(column: np.ndarray) -> object:
             finite = column if np.isfinite(column).all() else column[np.isfinite(column)]
-            if len(finite):
-                found[f] = _quantiles(finite, shares)
+            return _quantiles(finite, shares) if len(finite) else np.nan
+
+        map_on_cores(transpose, range(0, count, TRANSPOSED_ROWS))
+        for f, made in enumerate(map_on_cores(select, group), first):
+            found[f] = made
     return found + 0.0  # a zero has no sign
 
 

@@ -9,10 +9,13 @@ processed/{SYMBOL}/{fingerprint12}/features.npy    float32 (rows, features), bef
 A folder without a valid manifest, or with a file that does not match the manifest, counts as absent: it is rebuilt.
 """
 
+import hashlib
+import io
 import json
 import os
 import re
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +30,8 @@ from ml_factory.errors import (
     did_you_mean,
 )
 from ml_factory.features.build import FeatureRows
+from ml_factory.process_identity import cores
+from ml_factory.progress import progress_phase
 from ml_factory.redaction import redact_values
 from ml_factory.storage.files import disk_errors, files, open_regular_file
 from ml_factory.storage.json_values import fingerprint_json, to_json_value
@@ -240,14 +245,20 @@ class DatasetStore:
 
     # -- writing -------------------------------------------------------------------------------------------------
 
-    def write_features(self, matrix: FeatureRows) -> None:
-        """Write the features, and the facts of their rows."""
-        facts = np.empty(len(matrix.known_at), ROW_FACTS)
-        for name in ROW_FACTS.names:
-            facts[name] = getattr(matrix, name)
-        for name, array in ((FEATURES, np.asarray(matrix.values, np.float32)), (ROWS, facts)):
-            self._write(name, lambda path, array=array: _save(path, array))
-        self._features = {"names": list(matrix.names), "rows": len(facts)}
+    def write_features(self, build: Callable[[Callable[[np.ndarray, int], None]], FeatureRows]) -> FeatureRows:
+        """Write features while they are built, and then the facts of their rows, which are returned.
+
+        build : its argument takes the values of each piece, and how many rows are left with them (`build_features`)
+        """
+        made: list[FeatureRows] = []
+        self._write(FEATURES, lambda path: _save_pieces(path, lambda keep: made.append(build(keep))))
+        facts = np.empty(len(made[0].known_at), ROW_FACTS)
+        with progress_phase("writing", len(facts)):
+            for name in ROW_FACTS.names:
+                facts[name] = getattr(made[0], name)
+            self._write(ROWS, lambda path: _save_pieces(path, lambda keep: keep(facts, len(facts))))
+        self._features = {"names": list(made[0].names), "rows": len(facts)}
+        return made[0]
 
     def write_horizon(
         self, horizon: int, labels: pd.DataFrame, splits: dict[str, np.ndarray], scaler: FittedStep
@@ -293,11 +304,14 @@ class DatasetStore:
         if files.read_json_or_none(path) != pointer:
             files.write_json(path, pointer)
 
-    def _write(self, name: str, writer: Callable[[Path], object]) -> None:
-        """Write a file in one step. It is not flushed: one lost in a power cut fails its hash and is written again."""
-        path = self.folder / name
-        files.replace(path, writer, flush=False)
-        self._written[name] = {"hash": _hash_of(path), "bytes": path.stat().st_size}
+    def _write(self, name: str, writer: Callable[[Path], str | None]) -> None:
+        """Write a file in one step. It is not flushed: one lost in a power cut fails its hash and is written again.
+
+        writer : may return the SHA-256 of what it has written
+        """
+        path, digests = self.folder / name, []
+        files.replace(path, lambda temporary: digests.append(writer(temporary)), flush=False)
+        self._written[name] = {"hash": _hash_of(path, digests.pop()), "bytes": path.stat().st_size}
 
 
 def _dataset_folder(processed: Path, fingerprint: str) -> Path:
@@ -332,21 +346,48 @@ def open_current_store(workspace: Workspace | str | Path, symbol: str) -> Datase
     return DatasetStore.current(Workspace(workspace).processed(check_symbol(symbol)))
 
 
-def _hash_of(path: Path) -> str:
-    """Return the SHA-256 of a file, computed once in a process for each state of it; "" where it cannot be read."""
+def _hash_of(path: Path, known: str | None = None) -> str:
+    """Return the SHA-256 of a file, computed once in a process for each state of it; "" where it cannot be read.
+
+    known : the hash of this state, where its writer has computed it
+    """
     try:
         facts = path.stat()
         state = (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
         if state not in _hashes:
-            _hashes[state] = files.sha256(path)
+            _hashes[state] = known or files.sha256(path)
         return _hashes[state]
     except OSError:
         return ""
 
 
-def _save(path: Path, array: np.ndarray) -> None:
-    with open(path, "wb") as file:
-        np.save(file, array, allow_pickle=False)
+def _save_pieces(path: Path, build: Callable[[Callable[[np.ndarray, int], None]], object]) -> str:
+    """Write an array file of the pieces that `build` passes to its argument; return its SHA-256.
+
+    Where there are cores, a thread writes and hashes a piece while the next one is made.
+    """
+    digest, job = hashlib.sha256(), None
+    with open(path, "wb") as file, ThreadPoolExecutor(1) as thread:
+
+        def write(content: bytes | np.ndarray) -> None:
+            file.write(content)
+            digest.update(content)
+
+        def keep(piece: np.ndarray, left: int) -> None:
+            nonlocal job
+            if job:
+                job.result()
+            if not file.tell():
+                header = np.lib.format.header_data_from_array_1_0(piece) | {"shape": (left, *piece.shape[1:])}
+                np.lib.format.write_array_header_1_0(start := io.BytesIO(), header)
+                write(start.getvalue())
+            content = piece.reshape(-1).view(np.uint8)
+            job = thread.submit(write, content) if cores() > 1 else write(content)
+
+        build(keep)
+        if job:
+            job.result()
+    return digest.hexdigest()
 
 
 def _write_json(path: Path, content: dict) -> None:

@@ -4,7 +4,7 @@ A file is one push of the stream: bars pushed singly or in chunks give the rows 
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -136,7 +136,7 @@ class FeatureRows:
     side: pd.Series | None = None
 
     def __len__(self) -> int:
-        return len(self.values)
+        return len(self.known_at)
 
     @property
     def frame_staleness(self) -> dict[str, dict[str, float]]:
@@ -155,7 +155,7 @@ class FeatureRows:
 
 def build_features(
     bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec | None = None, *, dtype: str = "float32",
-    states: dict[int, dict] | None = None,
+    states: dict[int, dict] | None = None, keep: Callable[[np.ndarray, int], object] | None = None,
 ) -> FeatureRows:  # fmt: skip
     """Build the rows of `spec` from checked bars (index: UTC starts; open, high, low, close, volume).
 
@@ -164,6 +164,8 @@ def build_features(
     calendar no overnight gap.
 
     states : its keys are positions of bars; its values become the state of the stream before each
+    keep : takes the values of each piece in order, and how many rows are left with them; `values` of the result are
+        then not kept. What it was given changes after its next call has returned
 
     Raises BarsError where too few bars are left after warm-up, SettingsError for an own feature that is not finite.
     """
@@ -171,15 +173,23 @@ def build_features(
     with progress_phase("features", len(bars)) as done:
         chunk, stream = to_bar_chunk(bars, market), FeatureStream(market, spec, dtype=dtype)
         base = resample_bars(bars, market, spec.base_minutes)
-        values, pushed, count = np.empty((len(base), len(stream.names)), dtype), [], 0
         piece = len(bars) + 1 if spec.custom else PIECE  # the user's own features see the whole file
-        for begin, end in pairwise([0, *sorted({*range(piece, len(bars), piece), *states, len(bars)})]):
+        # A piece completes at most the bar that was begun before it, and one for each of its own.
+        size = len(base) if keep is None else min(len(base), piece + 1)
+        values, pushed, count = np.empty((1 if keep is None else 2, size, len(stream.names)), dtype), [], 0
+        cuts = [0, *sorted({*range(piece, len(bars), piece), *states, len(bars)})]
+        for number, (begin, end) in enumerate(pairwise(cuts)):
             if begin in states:
                 states[begin] = stream.get_state()
-            pushed.append(stream.push(chunk.part(begin, end), values[count:]))
-            count += len(pushed[-1].base)
+            out = values[0, count:] if keep is None else values[number % 2]
+            pushed.append(made := stream.push(chunk.part(begin, end), out))
+            for place, name in enumerate(spec.custom, len(stream.names) - len(spec.custom)):
+                custom.check_finite(name, made.values[:, place], made.first)
+            if keep and len(made):
+                keep(made.values, len(base) - count - made.first)
+            count += len(made.base)
             done(end - begin)
-        rows = _join_pushed_rows(pushed, base, values)
+        rows = _join_pushed_rows(pushed, base, values[0] if keep is None else values[0, :0])
     if not len(rows):
         wanted = dict.fromkeys(spec.frames, FIRST_BARS["coarse"])
         wanted[spec.base_minutes] = FIRST_BARS["base"]
@@ -193,8 +203,6 @@ def build_features(
             wanted="enough of each frame, reaching into a second session",
             next_step="give a longer history, or a FeatureSpec with shorter frames",
         )
-    for place, name in enumerate(spec.custom, len(rows.names) - len(spec.custom)):
-        custom.check_finite(name, rows.values[:, place], rows.first)
     return rows
 
 

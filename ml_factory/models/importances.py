@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.lazy_module import LazyModule
-from ml_factory.models.rows import CLASSES
+from ml_factory.models.rows import labels_to_class_index
 from ml_factory.models.tabular import TabularModel
 
-inspection, metrics = LazyModule("sklearn.inspection"), LazyModule("sklearn.metrics")  # only a training reads them
+inspection = LazyModule("sklearn.inspection")  # only a training reads it
 
 
 def feature_importance_table(
@@ -26,14 +26,16 @@ def feature_importance_table(
     gain = model.importances()
     best = np.argsort(-gain, kind="stable")[:top]
     some = np.unique(np.linspace(0, len(x) - 1, min(rows, len(x))).astype(np.int64))
-    x, y, weight = np.array(x)[some], np.asarray(y)[some], None if weight is None else np.asarray(weight)[some]
+    x, weight = np.array(x)[some], None if weight is None else np.asarray(weight)[some]
+    cells = np.arange(len(some)), labels_to_class_index(np.asarray(y)[some])
 
-    def score(model: TabularModel, permuted: np.ndarray, y: np.ndarray, sample_weight=None) -> float:
+    def score(model: TabularModel, permuted: np.ndarray, _, sample_weight=None) -> float:
         x[:, best] = permuted
-        return -metrics.log_loss(y, model.predict_proba(x), sample_weight=sample_weight, labels=CLASSES)
+        happened = np.asarray(model.predict_proba(x), np.float64)[cells]
+        return float(np.average(np.log(np.maximum(happened, np.finfo(np.float64).eps)), weights=sample_weight))
 
     found = inspection.permutation_importance(
-        model, x[:, best], y, scoring=score, n_repeats=repeats, random_state=0, sample_weight=weight
+        model, x[:, best], cells[1], scoring=score, n_repeats=repeats, random_state=0, sample_weight=weight
     )
     values = np.column_stack([gain[best], found.importances_mean, found.importances_std])
     return pd.DataFrame(values, columns=columns, index=pd.Index([names[column] for column in best], name="feature"))

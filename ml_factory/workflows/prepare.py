@@ -236,14 +236,15 @@ def _write(
     needed = estimate_prepared_bytes(len(bars), market, settings, len(horizons), features=not store.committed)
     files.require_space(store.folder, needed, f"the features and labels of {symbol}")
     feed = None
-    if not store.committed:  # written before labels are made: a long file's features are most of the memory
+    if not store.committed:
         if not settings.features.custom:
             with progress_phase("choosing stretches", len(bars)):
                 subject = DataUnderProof(symbol, settings, tuple(horizons), folds=0)
                 feed = subject.feed_plan(bars, market.to_dict(), QUICK)
-        features = build_features(bars, market, settings.features, states=feed.states if feed else None)
-        with progress_phase("writing", len(features)):
-            store.write_features(features)
+        states = feed.states if feed else None
+        features = store.write_features(
+            lambda keep: build_features(bars, market, settings.features, states=states, keep=keep)
+        )
         made = {
             "symbol": symbol,
             "raw": {"hash": raw_hash, "rows": len(bars), "bars": report.fingerprint},

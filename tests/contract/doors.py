@@ -158,7 +158,7 @@ from ml_factory.storage.serialization import (
     deserialize_state, pack_state, read_state_file, serialize_state, write_state_file,
 )  # fmt: skip
 from ml_factory.storage.stored_paths import is_plain_name, stored_path
-from ml_factory.storage.workspace import Workspace
+from ml_factory.storage.workspace import Workspace, check_symbol, default_workspace_root
 from ml_factory.targets.barrier_kernels import BARRIERS
 from ml_factory.targets.barrier_search import (
     BarrierSearchSpec, SearchedLabelSpec, fingerprint_searched_bars, search_barriers_on_training_rows,
@@ -208,10 +208,13 @@ from ml_factory.workflows.folds import (
     FoldForecasts, FoldModel, FoldPlan, FoldSchemeSpec, fit_folds, inner_validation_split, plan_folds,
 )  # fmt: skip
 from ml_factory.workflows.plan import RESERVE_SECONDS, FitCost
+from ml_factory.workflows.prepare import estimate_prepared_bytes
 from ml_factory.workflows.prepared_dataset import (
     PreparedDataset, fit_dataset_preprocessing, load_dataset, resolve_dataset_settings,
 )  # fmt: skip
-from ml_factory.workflows.prove import audit_prepared_files, describe_proof_of_store, find_certificates
+from ml_factory.workflows.prove import (
+    audit_prepared_files, describe_proof_of_store, find_certificates, stored_data_settings,
+)  # fmt: skip
 from ml_factory.workflows.train import build_untrained_model, check_given_estimator
 from tests.small_data import SMALL_DATA, SMALL_DATA_WORDS
 
@@ -219,6 +222,7 @@ if importlib.util.find_spec("torch"):  # `make matrix` has rows without it
     from ml_factory.datasets.windows import Windows
     from ml_factory.inference import onnx as onnx_export
     from ml_factory.inference.onnx import check_onnx_graph, model_to_onnx
+    from ml_factory.models import recurrent_layers
     from ml_factory.models.sequence import GRU, LSTM, TCN, RecurrentSpec, TCNSpec
     from ml_factory.models.tft import (
         EPS, TFT, GatedResidualNetwork, InterpretableMultiHeadAttention, TFTSpec, VariableSelectionNetwork,
@@ -235,7 +239,7 @@ if importlib.util.find_spec("torch"):  # `make matrix` has rows without it
     )  # fmt: skip
     from ml_factory.recipes.language_models import byte_tokenizer, load_causal_model
     from ml_factory.recipes.resnet50 import build_resnet50, train_resnet50
-    from ml_factory.recipes.run import is_writing_process, root_of_output, tpu_host
+    from ml_factory.recipes.run import agree_on_run, is_writing_process, root_of_output, tpu_host
     from ml_factory.recipes.sdce_run import SdceSettings, batch_arithmetic, ngram_losses, sdce_settings, summary
     from ml_factory.recipes.shard_writer import array_samples, folder_samples, write_shards
     from ml_factory.recipes.shards import find_shards

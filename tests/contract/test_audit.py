@@ -48,7 +48,7 @@ def at(stage, change):
     return lambda here, value: change(value) if here == stage else value
 
 
-def test_train_without_certificate_raises_unless_uncertified(prepared):
+def test_train_without_certificate_raises_unless_uncertified(prepared, every_cut):
     store = doors.DatasetStore.current(prepared.processed("DEMO"))
     doors.certificate_path(prepared.processed("DEMO"), store.fingerprint, 5).unlink()
     for step in (pipeline.train, pipeline.cross_validate):
@@ -58,7 +58,8 @@ def test_train_without_certificate_raises_unless_uncertified(prepared):
         pipeline.stack(prepared, "DEMO", 5, ("xgboost", "lightgbm"))
     trained = pipeline.train(prepared, "DEMO", 5, MODEL, mirror="off", uncertified=True)
     assert "none: uncertified" in trained.report_path.read_text()
-    again = pipeline.prepare(prepared, "DEMO", (5,), settings=SMALL_DATA)
+    with every_cut():
+        again = pipeline.prepare(prepared, "DEMO", (5,), settings=SMALL_DATA)
     assert again.reused and again.proof == "quick, 16 cuts"  # prepare proves what lacks a proof
     assert "features, fed bar by bar" in certificate_of(prepared).compared
     doors.write_certificate(prepared.processed("DEMO"), replace(certificate_of(prepared), code="0" * 64))

@@ -5,31 +5,22 @@ import pandas as pd
 import pytest
 
 from ml_factory.errors import FactoryError
-from tests.contract.doors import (
-    PSEUDO_COUNTS,
-    SessionClock,
-    SessionTime,
-    baseline_trailing_volatility,
-    class_shares,
-    last_move_baseline_probabilities,
-    prior_baseline_probabilities,
-    session_time,
-)
+from tests.contract import doors
 
 
 def test_class_shares_equal_hand_computed_values():
-    p = prior_baseline_probabilities(np.array([-1, 0, 0, 1]), np.array([3.0, 1.0, 1.0, 5.0]), 2)
+    p = doors.prior_baseline_probabilities(np.array([-1, 0, 0, 1]), np.array([3.0, 1.0, 1.0, 5.0]), 2)
     np.testing.assert_allclose(p, [[0.3, 0.2, 0.5]] * 2, rtol=1e-15)
     absent = np.array([3.5, 0.5, 1.5]) / 5.5  # half a row is added to each class
-    np.testing.assert_allclose(class_shares([-1, -1, -1, 1]), absent)
+    np.testing.assert_allclose(doors.class_shares([-1, -1, -1, 1]), absent)
     with pytest.raises(FactoryError, match="No class shares"):
-        class_shares([])
+        doors.class_shares([])
 
 
 def test_last_move_probabilities_without_weights_equal_hand_computed_values():
     moves, y = np.array([0.1, 0.2, 0.3, -0.1, -0.2]), np.array([1, 1, 0, -1, 0])
     prior = np.array([1, 2, 2]) / 5
-    p = last_move_baseline_probabilities(moves, y, np.array([5.0, -5.0, 0.0, np.nan]))
+    p = doors.last_move_baseline_probabilities(moves, y, np.array([5.0, -5.0, 0.0, np.nan]))
     np.testing.assert_allclose(p[0], (np.array([0, 1, 2]) + prior) / 4)
     np.testing.assert_allclose(p[1], (np.array([1, 1, 0]) + prior) / 3)
     np.testing.assert_allclose(p[2:], [prior, prior])
@@ -48,7 +39,7 @@ def test_last_move_probabilities_without_weights_equal_hand_computed_values():
     ],
 )  # fmt: skip
 def test_session_time_equals_hand_computed_values(calendar, moments, progress, minutes_left):
-    clock = session_time(pd.DatetimeIndex(moments).as_unit("ns").asi8, calendar)
+    clock = doors.session_time(pd.DatetimeIndex(moments).as_unit("ns").asi8, calendar)
     np.testing.assert_allclose(clock.progress, progress)
     np.testing.assert_allclose(clock.minutes_left, minutes_left)
 
@@ -66,7 +57,7 @@ def test_trailing_volatility_over_sessions_equals_loops():
     rng = np.random.default_rng(0)
     close, segment = 100 * np.exp(rng.normal(0, 0.01, 200).cumsum()), np.repeat([0, 1, 2, 3], [60, 4, 40, 96])
     np.testing.assert_allclose(
-        baseline_trailing_volatility(close, segment, 10), volatility_by_loops(close, segment, 10)
+        doors.baseline_trailing_volatility(close, segment, 10), volatility_by_loops(close, segment, 10)
     )
 
 
@@ -78,7 +69,7 @@ def rows_of(days: int, seed: int, horizon: int):
     """
     rng = np.random.default_rng(seed)
     step = np.tile(np.arange(1, 289), days)
-    clock = SessionTime(step / 288, (288 - step) * 5.0)
+    clock = doors.SessionTime(step / 288, (288 - step) * 5.0)
     excess = rng.normal(size=len(step))
     volatility = excess + np.where(clock.progress < 0.5, 5.0, -5.0)
     neutral = np.where(clock.progress < 0.5, 0.7, 0.3) + np.where(288 - step < horizon, 0.2, 0.0)
@@ -90,7 +81,7 @@ def rows_of(days: int, seed: int, horizon: int):
 
 def fitted(days=120, seed=1, horizon=20):
     clock, volatility, y, _ = rows_of(days, seed, horizon)
-    return SessionClock.fit(clock, y, horizon=horizon, bar_minutes=5.0, volatility=volatility)
+    return doors.SessionClock.fit(clock, y, horizon=horizon, bar_minutes=5.0, volatility=volatility)
 
 
 def test_clock_baseline_on_known_shares_predicts_those_shares():
@@ -108,12 +99,12 @@ def test_clock_baseline_on_known_shares_predicts_those_shares():
 def test_clock_baseline_cells_equal_loops_over_rows():
     """A horizon of 60 bars: 48 cells of progress, then 48 of the bars left, 0 to 59."""
     clock, _, y, _ = rows_of(7, 3, 60)
-    baseline = SessionClock.fit(clock, y, horizon=60, bar_minutes=5.0)
+    baseline = doors.SessionClock.fit(clock, y, horizon=60, bar_minutes=5.0)
     keys = [
         ("left", int(left // 5) * 48 // 60) if left < 300 else ("progress", min(int(progress * 48), 47))
         for progress, left in zip(clock.progress, clock.minutes_left, strict=True)
     ]
-    prior, k = class_shares(y), baseline.pseudo_count
+    prior, k = doors.class_shares(y), baseline.pseudo_count
     wanted = {}
     for key in set(keys):
         mine = y[[one == key for one in keys]]
@@ -124,10 +115,10 @@ def test_clock_baseline_cells_equal_loops_over_rows():
 
 def test_clock_baseline_pseudo_count_equals_blockwise_search():
     clock, _, y, _ = rows_of(12, 5, 20)
-    baseline = SessionClock.fit(clock, y, horizon=20, bar_minutes=5.0)
+    baseline = doors.SessionClock.fit(clock, y, horizon=20, bar_minutes=5.0)
     block, losses = np.arange(len(y)) * 10 // len(y), []
     cell = np.where(clock.minutes_left < 100, 100 + clock.minutes_left // 5, np.minimum(clock.progress * 48, 47) // 1)
-    for k in PSEUDO_COUNTS:
+    for k in doors.PSEUDO_COUNTS:
         loss = 0.0
         for b in range(10):
             rest, out = block != b, block == b
@@ -138,7 +129,7 @@ def test_clock_baseline_pseudo_count_equals_blockwise_search():
                 p = (np.array([(mine == side).sum() for side in (-1, 0, 1)]) + k * prior) / (len(mine) + k)
                 loss -= np.log(p[assessed + 1]).sum()
         losses.append(loss)
-    assert baseline.pseudo_count == PSEUDO_COUNTS[int(np.argmin(losses))]
+    assert baseline.pseudo_count == doors.PSEUDO_COUNTS[int(np.argmin(losses))]
     assert 0 < int(np.argmin(losses)) < len(losses) - 1
 
 
@@ -148,5 +139,5 @@ def test_clock_baseline_predict_nan_volatility_uses_time_only():
     p, timed = baseline.predict(clock, volatility), baseline.predict(clock)
     assert (p[::3] == timed[::3]).all() and (p[1::3] != timed[1::3]).any()
     clock, volatility, y, _ = rows_of(10, 7, 20)
-    baseline = SessionClock.fit(clock, y, horizon=20, bar_minutes=5.0, volatility=np.full(len(y), np.nan))
+    baseline = doors.SessionClock.fit(clock, y, horizon=20, bar_minutes=5.0, volatility=np.full(len(y), np.nan))
     np.testing.assert_allclose(baseline.predict(clock, volatility), baseline.predict(clock), rtol=1e-12)

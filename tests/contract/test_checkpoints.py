@@ -300,7 +300,8 @@ def test_manager_phase_owned_by_live_process_raises_in_second_process(tmp_path, 
         save(manager, 1)
 
 
-def test_phase_refused_by_renewed_lease_keeps_neither_lock_nor_file(tmp_path, spawn):
+def test_phase_refused_by_renewed_lease_keeps_neither_lock_nor_file(tmp_path, spawn, monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds, real=time.sleep: real(min(seconds, 0.1)))
     with CheckpointManager(tmp_path, run="r") as manager:
         save(manager, 1)
     (lease,) = tmp_path.glob("leases/*")
@@ -312,7 +313,7 @@ def test_phase_refused_by_renewed_lease_keeps_neither_lock_nor_file(tmp_path, sp
 
     beat()
     with CheckpointManager(tmp_path, run="r") as manager:
-        timer = threading.Timer(2, beat)
+        timer = threading.Timer(0.5, beat)
         timer.start()
         with pytest.raises(CheckpointError, match="Another session is working on run r, phase p"):
             manager.phase("p").load()

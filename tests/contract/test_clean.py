@@ -59,7 +59,7 @@ def add_data_set(workspace, number, rows=50) -> DatasetStore:
     store = DatasetStore.begin(workspace.processed("MES"), fingerprint_json({"data set": number}))
     cut = {name: np.arange(rows) for name in ("known_at", "segment", "close")}
     matrix = SimpleNamespace(values=np.ones((rows, 2), np.float32), names=["a", "b"], **cut)
-    store.write_features(matrix)
+    store.write_features(lambda keep: keep(matrix.values, rows) or matrix)
     store.commit({})
     store.make_current()
     return store
@@ -271,7 +271,8 @@ processed = Workspace(sys.argv[1]).processed("MES")
 with file_lock(processed / "prepare.lock"):
     store = DatasetStore.begin(processed, "ab" * 32)
     cut = {name: np.arange(50) for name in ("known_at", "segment", "close")}
-    store.write_features(SimpleNamespace(values=np.ones((50, 2), np.float32), names=["a", "b"], **cut))
+    matrix = SimpleNamespace(names=["a", "b"], **cut)
+    store.write_features(lambda keep: keep(np.ones((50, 2), np.float32), 50) or matrix)
     (store.folder / ".features.npy.0-1-2-3.tmp").write_bytes(b"half")
     print("written", flush=True)
     time.sleep(300)

@@ -6,24 +6,15 @@ import pytest
 
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import BarsError
-from tests.contract.doors import (
-    LabelSpec,
-    SplitSpec,
-    assign_sessions,
-    chronological_split,
-    make_labels,
-    resample_bars,
-    resolve_market_spec,
-    usable_label_rows,
-)
+from tests.contract import doors
 
-SPEC = LabelSpec(5, sigma_span=30)
+SPEC = doors.LabelSpec(5, sigma_span=30)
 
 
 def labels_of(bars: pd.DataFrame, symbol: str = "FOO", **given) -> pd.DataFrame:
     """Labels as `prepare` makes them of a file with these bars: the facts are those of this very file."""
-    market = resolve_market_spec(symbol, bars, **given)
-    return make_labels(resample_bars(bars, market, 5), None, SPEC, market)
+    market = doors.resolve_market_spec(symbol, bars, **given)
+    return doors.make_labels(doors.resample_bars(bars, market, 5), None, SPEC, market)
 
 
 @pytest.fixture(scope="module")
@@ -37,25 +28,27 @@ def bars() -> pd.DataFrame:
 
 def test_make_labels_inferred_market_marks_rows_of_first_20_sessions(bars):
     labels = labels_of(bars)
-    session = assign_sessions(labels.index.as_unit("ns").asi8 - 1, "cme").id
-    first = np.unique(assign_sessions(bars.index.as_unit("ns").asi8, "cme").id)[:20]
+    session = doors.assign_sessions(labels.index.as_unit("ns").asi8 - 1, "cme").id
+    first = np.unique(doors.assign_sessions(bars.index.as_unit("ns").asi8, "cme").id)[:20]
     np.testing.assert_array_equal(labels["inferred"] == 1, np.isin(session, first))
     for known in (labels_of(bars, "MES"), labels_of(bars, calendar="cme", tick=0.125)):
-        assert "inferred" not in known and len(usable_label_rows(known)) == len(known)
+        assert "inferred" not in known and len(doors.usable_label_rows(known)) == len(known)
 
 
 def test_holdout_excludes_rows_marked_inferred(bars):
     labels = labels_of(bars)
-    inferred, parts = np.flatnonzero(labels["inferred"] == 1), chronological_split(labels, SplitSpec())
+    inferred, parts = np.flatnonzero(labels["inferred"] == 1), doors.chronological_split(labels, doors.SplitSpec())
     assert len(inferred) > 2_000 and not any(np.isin(rows, inferred).any() for rows in parts.values())
     alone = labels[labels["inferred"] == 0].drop(columns="inferred")
-    for name, rows in chronological_split(alone, SplitSpec()).items():  # the split of a file that begins after them
+    for name, rows in doors.chronological_split(
+        alone, doors.SplitSpec()
+    ).items():  # the split of a file that begins after them
         np.testing.assert_array_equal(parts[name], rows + len(inferred))
 
 
 def test_make_labels_inferred_market_with_later_bars_keeps_finished_rows(bars):
     """The promise of the labels, with the facts inferred anew from each shortened file."""
-    whole, sessions = labels_of(bars), assign_sessions(bars.index.as_unit("ns").asi8, "cme").id
+    whole, sessions = labels_of(bars), doors.assign_sessions(bars.index.as_unit("ns").asi8, "cme").id
     begin = int(np.searchsorted(sessions, np.unique(sessions)[20]))  # the first bar of the 21st session
     for stop in (begin + 1, begin + 700, len(bars) - 900):
         cut = bars.index[stop - 1] + pd.Timedelta("1min")
@@ -69,4 +62,4 @@ def test_holdout_of_only_inferred_rows_error_names_market_options(bars):
     labels = labels_of(bars.iloc[:20_000])
     assert labels["inferred"].all()
     with pytest.raises(BarsError, match="--calendar, --tick"):
-        chronological_split(labels, SplitSpec())
+        doors.chronological_split(labels, doors.SplitSpec())

@@ -15,10 +15,11 @@ BY_HAND = {"direction": doors.direction_labels, "trend_scanning": doors.trend_sc
 
 
 @pytest.mark.parametrize("kind", sorted(BY_HAND))
-def test_prepare_label_kind_is_certified_stored_and_trained(prepared, call, kind):
+def test_prepare_label_kind_is_certified_stored_and_trained(prepared, every_cut, call, kind):
     before = pipeline.load_labels(prepared, "DEMO", 5)
     words = ("--workspace", prepared.root, "--horizon", 5, "--target", kind, *SMALL_DATA_WORDS, "--json")
-    code, out, err = call("prepare", *words)
+    with every_cut():
+        code, out, err = call("prepare", *words)
     assert code == 0, err
     assert json.loads(out)["proof"] == "quick, 16 cuts" and "looks ahead" not in err
     store = doors.DatasetStore.current(prepared.processed("DEMO"))

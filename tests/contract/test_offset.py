@@ -7,15 +7,7 @@ from torch import nn
 
 from ml_factory.errors import SettingsError
 from ml_factory.models.registry import available_models, build_model
-from tests.contract.doors import (
-    NetworkWithClockOffset,
-    SessionClockOffset,
-    build_model_from_state,
-    find_model_spec,
-    seeded_generator,
-    serialize_state,
-    zero_output_head,
-)
+from tests.contract import doors
 from tests.interrupting_phase import InterruptingPhase
 
 T, BARS = 8, 40
@@ -27,24 +19,24 @@ SOME = ("xgboost", "lightgbm", "catboost", "linear", "gru")  # networks have the
 
 
 def make(name: str, **settings):
-    kind = NETWORK if find_model_spec(name).windowed else TABULAR
+    kind = NETWORK if doors.find_model_spec(name).windowed else TABULAR
     more = {"patch": 4, "stride": 4} if name == "patchtst" else {}
     return build_model(name, **{**kind, **more, **CLOCK, **settings})
 
 
 def sessions(name: str, count: int = 20, seed: int = 0):
     """x whose column 1 is the session's progress, scaled, and labels that the progress alone decides."""
-    rng = seeded_generator(seed, "offset")
+    rng = doors.seeded_generator(seed, "offset")
     progress = np.tile(np.arange(1, BARS + 1) / BARS, count)
     x_NTF = rng.normal(size=(len(progress), T, 3)).astype(np.float32)
     x_NTF[:, :, 1] = 3 * (progress[:, None] - np.arange(T)[::-1] / BARS) - 1
     neutral = np.where(progress > 0.9, 0.95, 0.2 + 0.3 * (progress > 0.5))
     y = np.where(rng.random(len(progress)) < neutral, 0, rng.choice([-1, 1], len(progress)))
-    return (x_NTF if find_model_spec(name).windowed else x_NTF[:, -1]), y
+    return (x_NTF if doors.find_model_spec(name).windowed else x_NTF[:, -1]), y
 
 
-def clock_of(x, y) -> SessionClockOffset:
-    return SessionClockOffset.fit(column(x), y + 1, column=1, ending=4)
+def clock_of(x, y) -> doors.SessionClockOffset:
+    return doors.SessionClockOffset.fit(column(x), y + 1, column=1, ending=4)
 
 
 def column(x) -> np.ndarray:
@@ -76,15 +68,15 @@ def test_model_with_offset_that_learns_a_lie_predicts_clock(name):
     """Training rows give the label away, while the validation rows name another class."""
     x, y = sessions(name)
     lie = with_first(x, 4.0 * ((y + 2) % 3 - 1))
-    model = make(name, **{"lr": 0.1} if find_model_spec(name).windowed else WHOLE if name != "linear" else {})
+    model = make(name, **{"lr": 0.1} if doors.find_model_spec(name).windowed else WHOLE if name != "linear" else {})
     result = model.fit(with_first(x, 4.0 * y), y, validation=(lie, y))
     assert result.best_epoch == 0 and len(result.history) >= 2
     expected = np.exp(clock_of(x, y).log_class_shares(column(x)))
     np.testing.assert_allclose(model.predict_proba(lie), expected, rtol=1e-9)
-    again = build_model_from_state(model.get_state())
+    again = doors.build_model_from_state(model.get_state())
     np.testing.assert_array_equal(again.predict_proba(lie), model.predict_proba(lie))
-    assert serialize_state(again.get_state()) == serialize_state(model.get_state())
-    assert find_model_spec(name).windowed or model.importances().sum() == 0
+    assert doors.serialize_state(again.get_state()) == doors.serialize_state(model.get_state())
+    assert doors.find_model_spec(name).windowed or model.importances().sum() == 0
 
 
 def test_network_with_offset_patience_counts_from_untrained_network():
@@ -137,17 +129,17 @@ def test_model_with_offset_column_out_of_range_raises_settings_error(name):
 
 def test_zero_output_layer_zeroes_only_last_layer_of_output_size():
     layers = [nn.Linear(4, 3), nn.Linear(3, 3), nn.Linear(3, 5)]
-    zero_output_head(nn.Sequential(*layers), 3)
+    doors.zero_output_head(nn.Sequential(*layers), 3)
     assert [bool(layer.weight.any()) for layer in layers] == [True, False, True] and not layers[1].bias.any()
-    zero_output_head(nn.ReLU(), 3)  # one of a user's own may have no such layer
+    doors.zero_output_head(nn.ReLU(), 3)  # one of a user's own may have no such layer
 
 
 @pytest.mark.parametrize("step", [True, False])
 def test_clock_offset_network_cells_equal_clock_offset(step):
-    rng = seeded_generator(3, "networks")
+    rng = doors.seeded_generator(3, "networks")
     values = np.tile(np.float32(3) * np.arange(1, BARS + 1, dtype=np.float32) / BARS - 1, 6)
     values = values if step else np.full_like(values, values.max())
-    offset = SessionClockOffset.fit(values, rng.integers(0, 3, len(values)), column=0, ending=4)
+    offset = doors.SessionClockOffset.fit(values, rng.integers(0, 3, len(values)), column=0, ending=4)
     asked = np.r_[values, rng.uniform(-3, 3, 4000), np.nan, -9, 9].astype(np.float32)
     x_BTF = torch.zeros(len(asked), 2, 1)
     x_BTF[:, -1, 0] = torch.from_numpy(asked)
@@ -156,6 +148,6 @@ def test_clock_offset_network_cells_equal_clock_offset(step):
         def forward(self, x_BTF):
             return torch.zeros(len(x_BTF), 3, dtype=torch.float64)
 
-    module = NetworkWithClockOffset(Silent(), 0, 4)
-    module.load_state_dict(NetworkWithClockOffset(Silent(), 0, 4, offset).state_dict())
+    module = doors.NetworkWithClockOffset(Silent(), 0, 4)
+    module.load_state_dict(doors.NetworkWithClockOffset(Silent(), 0, 4, offset).state_dict())
     np.testing.assert_array_equal(module(x_BTF).numpy(), offset.log_class_shares(asked))

@@ -171,8 +171,9 @@ def entropy(train: pd.Series, rows: pd.Series) -> float:
     return float(-np.where(rows == 1, np.log(share), np.log(1 - share)).mean())
 
 
-def test_prepare_meta_labels_of_column_are_certified_trained_and_evaluated(prepared: Workspace, call):
-    code, out, err = call(*ASKED, "--workspace", prepared.root, "--primary", COLUMN, "--json")
+def test_prepare_meta_labels_of_column_are_certified_trained_and_evaluated(prepared: Workspace, every_cut, call):
+    with every_cut():
+        code, out, err = call(*ASKED, "--workspace", prepared.root, "--primary", COLUMN, "--json")
     assert code == 0, err
     assert json.loads(out)["proof"] == "quick, 16 cuts" and "looks ahead" not in err
     assert set(json.loads(out)["label_balance"][0]) >= {"pass", "act", "ambiguous"}

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -356,6 +357,7 @@ def test_train_on_full_disk_raises_then_resumes_with_same_predictions(prepared, 
         if epoch == 2 and not full:
             full["patch"] = pytest.MonkeyPatch()
             FullDisk(full["patch"], "fsync", 0)
+            full["patch"].setattr(time, "sleep", lambda _, real=time.sleep: real(0.02))  # between attempts to save
 
     with pytest.raises(WorkspaceError, match="No space left"):
         train(prepared, "xgboost", callbacks=(fill,))

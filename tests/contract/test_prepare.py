@@ -11,7 +11,7 @@ import pytest
 
 from ml_factory import pipeline
 from ml_factory.data.synthetic import synthetic_bars
-from ml_factory.errors import BarsError, LookAheadError, NotPreparedError, SettingsError
+from ml_factory.errors import BarsError, LookAheadError, NotPreparedError, SettingsError, WorkspaceError
 from ml_factory.storage.workspace import Workspace
 from tests.contract import doors
 from tests.small_data import FEW_COLUMNS, SMALL_DATA
@@ -23,13 +23,14 @@ FIVE = FIVE.dropna(subset=["close"])
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory) -> dict[int, Workspace]:
+def places(tmp_path_factory, every_cut) -> dict[int, Workspace]:
     """The same market, with a gap, prepared from its 5-minute bars and from its minutes."""
     made = {minutes: Workspace(tmp_path_factory.mktemp(f"bars-{minutes}")) for minutes in (5, 1)}
     for minutes, bars in ((5, FIVE), (1, MINUTES)):
         path = made[minutes].root / "file.parquet"
         bars.reset_index().to_parquet(path, index=False)
-        pipeline.prepare(made[minutes], "MES", (5, 20), data=path, settings=SMALL_DATA)
+        with every_cut():
+            pipeline.prepare(made[minutes], "MES", (5, 20), data=path, settings=SMALL_DATA)
     return made
 
 
@@ -59,7 +60,7 @@ def test_prepare_keeps_given_calendar_and_tick_until_changed(workspace):
     assert (other.market["calendar"], other.market["tick"]) == ("cme", 0.5)
 
 
-def test_prepare_labels_and_windows_span_sessions_only_with_span(workspace, call):
+def test_prepare_labels_and_windows_span_sessions_only_with_span(workspace, every_cut, call):
     """`--span` is part of the data's identity, kept by a prepare without settings, and proved like the rest."""
 
     def leaving() -> tuple[int, int, str]:
@@ -72,7 +73,8 @@ def test_prepare_labels_and_windows_span_sessions_only_with_span(workspace, call
 
     words = ("prepare", "--workspace", workspace.root, "--symbol", "ODD", "--horizon", 20, "--json")
     inside = leaving() if not call(*words)[0] else None
-    code, out, err = call(*words, "--span")
+    with every_cut():
+        code, out, err = call(*words, "--span")
     across, reported = leaving(), json.loads(out)
     assert code == 0 and reported["proof"] == "quick, 16 cuts", err
     assert inside[0] == 0 and inside[1] < across[1] - 300 and across[0] > 50
@@ -214,6 +216,38 @@ def test_prepare_of_labels_that_live_for_a_day_and_without_coarse_frames_is_cert
     labels = doors.LabelSpec(kind="direction", session_end="span")
     settings = doors.DataSpec(labels=labels, features=doors.FeatureSpec(frames=(), families=("calendar",)))
     assert "FAILED" not in pipeline.prepare(place, "DEMO", (300,), settings=settings).proof
+
+
+def test_prepare_added_horizon_reuses_stored_features(place):
+    raw(place, BARS)
+    seen = []
+    with doors.report_progress_to(lambda one: seen.append(one.name)):
+        pipeline.prepare(place, "MES", (5,), settings=SMALL_DATA)
+        assert "features" in seen
+        seen.clear()
+        assert pipeline.prepare(place, "MES", (7,), settings=SMALL_DATA).horizons == [7]
+    store, whole = doors.DatasetStore.current(place.processed("MES")), doors.load_dataset(place, "MES", 7)
+    assert "features" not in seen and store.horizons == (5, 7)
+    assert whole.scaler.to_dict() == type(whole.scaler).fit(whole.x_NF, whole.row[whole.splits["train"]]).to_dict()
+
+
+def test_prepare_without_disk_space_raises_before_computing(tmp_path, monkeypatch):
+    place = Workspace(tmp_path / "w")
+    doors.import_bars(synthetic_bars(days=5, seed=4).reset_index(), place, "MES")
+    monkeypatch.setattr(doors.files, "free_bytes", lambda folder: 900_000)
+    words, seen = r"[Nn]ot enough space for the features and labels of MES .*0\.9 MB free.*about 1\.\d MB", []
+    with doors.report_progress_to(lambda one: seen.append(one.name)), pytest.raises(WorkspaceError, match=words):
+        pipeline.prepare(place, "MES", (5,))
+    assert "features" not in seen
+
+
+def test_bytes_needed_estimate_matches_stored_bytes(prepared):
+    store = doors.DatasetStore.current(prepared.processed("DEMO"))
+    taken = sum(file["bytes"] for name, file in store.files.items() if name.endswith(".npy") or "labels" in name)
+    market, settings = doors.MarketSpec.from_dict(store.facts["market"]), doors.stored_data_settings(store)
+    bars = store.rows * 5  # what comes before the first row, over three sessions here, takes nothing
+    needed = doors.estimate_prepared_bytes(bars, market, settings, len(store.horizons), features=True)
+    assert 0.8 * taken < needed < 1.5 * taken
 
 
 # ---- views -----------------------------------------------------------------------------------------------------------

@@ -11,16 +11,7 @@ import pytest
 
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.errors import SettingsError
-from tests.contract.doors import (
-    LOGGERS,
-    RedactedStream,
-    Tracker,
-    files,
-    has_wandb_key,
-    redact_secrets,
-    redact_values,
-    run_suite_notebook,
-)
+from tests.contract import doors
 from tests.tracking.metrics_table import read_log
 
 PACKAGE = Path(__file__).resolve().parents[2] / "ml_factory"
@@ -58,15 +49,17 @@ LIKE_PATHS = ["/wJalrXUtnFEMI7MDENG/bPxRfiCY", "~wJalrXUtnFEMI7MD", ".wJalrXUtnF
 )  # fmt: skip
 def test_redact_replaces_values_of_secret_named_variables_and_keeps_paths_of_key_files(monkeypatch, name, value, shown):
     monkeypatch.setenv(name, f" {value}\n")
-    assert redact_secrets(f"see {value}, twice {value}") == f"see {shown}, twice {shown}"
+    assert doors.redact_secrets(f"see {value}, twice {value}") == f"see {shown}, twice {shown}"
 
 
 def test_redact_replaces_long_netrc_passwords_and_wandb_key_follows_host(monkeypatch, bare):
     bare.write_text(f"machine wandb.example.com\n  login user\n  password {LONG}\nmachine b login c password short\n")
-    assert redact_secrets(f"a {LONG} short") == "a [redacted] short"  # what is found in ordinary text is left alone
-    assert not has_wandb_key()
+    assert (
+        doors.redact_secrets(f"a {LONG} short") == "a [redacted] short"
+    )  # what is found in ordinary text is left alone
+    assert not doors.has_wandb_key()
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.com:8080")
-    assert has_wandb_key()
+    assert doors.has_wandb_key()
 
 
 def test_has_wandb_key_finds_login_written_by_wandb_client(monkeypatch, bare):
@@ -75,18 +68,20 @@ def test_has_wandb_key_finds_login_written_by_wandb_client(monkeypatch, bare):
 
     monkeypatch.setenv("NETRC", str(bare))
     wbauth.write_netrc_auth(host=urls.DEFAULT_BASE_URL, api_key=LONG)
-    assert has_wandb_key()
+    assert doors.has_wandb_key()
 
 
 def test_redact_replaces_longest_secret_first(monkeypatch):
     monkeypatch.setenv("A_KEY", LONG)
     monkeypatch.setenv("B_KEY", LONG + "-and-more")
-    assert redact_secrets(f"{LONG}-and-more") == "[redacted]"
+    assert doors.redact_secrets(f"{LONG}-and-more") == "[redacted]"
 
 
 def test_redact_password_of_url_in_environment_is_replaced_alone(monkeypatch):
     monkeypatch.setenv("DATABASE_URL", "postgresql://reader:correct-horse@db.example.com/bars")
-    assert redact_secrets("the server refused correct-horse of reader") == "the server refused [redacted] of reader"
+    assert (
+        doors.redact_secrets("the server refused correct-horse of reader") == "the server refused [redacted] of reader"
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,7 +112,7 @@ def test_redact_password_of_url_in_environment_is_replaced_alone(monkeypatch):
     ],
 )
 def test_redact_secret_known_by_its_form_is_replaced(text, shown):
-    assert redact_secrets(text) == shown
+    assert doors.redact_secrets(text) == shown
 
 
 @pytest.mark.parametrize(
@@ -133,7 +128,7 @@ def test_redact_secret_known_by_its_form_is_replaced(text, shown):
     ],
 )  # fmt: skip
 def test_redact_ordinary_text_stays(text):
-    assert redact_secrets(text) == text
+    assert doors.redact_secrets(text) == text
 
 
 def test_redact_values_of_json_keeps_names_numbers_and_structure(monkeypatch):
@@ -142,14 +137,14 @@ def test_redact_values_of_json_keeps_names_numbers_and_structure(monkeypatch):
     monkeypatch.setenv("AUTH_METHOD", "password")
     token = "ghp_abcdefghijklmnopqrstuvwx012345"
     value = {"training": "training", "rows": 12345678, "lines": [f"x\n{token}", f"\x1b[31m{token}"], "how": "password"}
-    assert redact_values(value) == {
+    assert doors.redact_values(value) == {
         "training": "training", "rows": 12345678, "lines": ["x\n[redacted]", "\x1b[31m[redacted]"], "how": "password",
     }  # fmt: skip
 
 
 def test_redacted_stream_joins_pieces_of_one_line():
     stream = io.StringIO()
-    redacted = RedactedStream(stream)
+    redacted = doors.RedactedStream(stream)
     print("Authorization: Bearer", "abcdefghijklmnop1234", file=redacted)
     redacted.write("50 %\r")
     assert stream.getvalue().endswith("50 %\r")  # a bar is not held back until a line ends
@@ -161,7 +156,7 @@ def test_redacted_stream_joins_pieces_of_one_line():
 
 def test_redact_private_key_block_is_replaced():
     block = "-----BEGIN RSA PRIVATE KEY-----\nMIIE\nabcd\n-----END RSA PRIVATE KEY-----"
-    assert redact_secrets(f"before {block} after") == "before [redacted] after"
+    assert doors.redact_secrets(f"before {block} after") == "before [redacted] after"
 
 
 def test_command_line_prints_no_password_of_data_address(call):
@@ -177,7 +172,7 @@ def test_run_notebook_with_secret_as_parameter_leaves_none_in_executed_copy(tmp_
     cells = [cell, nbformat.v4.new_code_cell("print(SYMBOL)")]
     metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=metadata), tmp_path / "a.ipynb")
-    out = run_suite_notebook(tmp_path / "a.ipynb", tmp_path / "out.ipynb", {"SYMBOL": token})
+    out = doors.run_suite_notebook(tmp_path / "a.ipynb", tmp_path / "out.ipynb", {"SYMBOL": token})
     assert token not in out.read_text() and out.read_text().count("[redacted]") >= 2
 
 
@@ -194,10 +189,10 @@ def holds(secret: str, text: str) -> bool:
 
 def test_run_files_with_secret_in_settings_or_metrics_hold_no_secret(secret, tmp_path):
     """A setting, a metric, a text among the metrics of a checkpoint, the summary."""
-    files.write_json(tmp_path / "run.json", {"settings": {"note": secret, secret: 1}})
+    doors.files.write_json(tmp_path / "run.json", {"settings": {"note": secret, secret: 1}})
     with CheckpointManager(tmp_path / "checkpoints", run="r") as manager:
         manager.save_checkpoint("p", {"value": 1}, force=True, metrics={"note": f"from {secret}"})
-    with Tracker("r", {"note": secret}, tmp_path / "log", tmp_path / "local", mirror="off") as tracker:
+    with doors.Tracker("r", {"note": secret}, tmp_path / "log", tmp_path / "local", mirror="off") as tracker:
         tracker.log(1, {"loss": 0.5, "note": secret})
         tracker.finish({"note": secret})
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -209,7 +204,7 @@ def test_run_files_with_secret_in_settings_or_metrics_hold_no_secret(secret, tmp
 
 def test_tracker_with_numeric_secret_redacts_texts_and_keeps_numbers(monkeypatch, tmp_path):
     monkeypatch.setenv("DOOR_KEY", "20240115")
-    with Tracker("r", {"note": 20240115}, tmp_path / "log", tmp_path / "local", mirror="off") as tracker:
+    with doors.Tracker("r", {"note": 20240115}, tmp_path / "log", tmp_path / "local", mirror="off") as tracker:
         tracker.log(1, {"loss": 0.20240115, "note": "dial 20240115", "count": 20240115, "other": 120240115})
     [row] = read_log(tmp_path / "log").to_dict("records")
     assert row["other"] == 120240115 and (row["count"], row["note"]) == (20240115, "dial [redacted]")
@@ -218,21 +213,21 @@ def test_tracker_with_numeric_secret_redacts_texts_and_keeps_numbers(monkeypatch
 def test_error_and_log_messages_with_secret_are_redacted(secret, caplog):
     error = SettingsError("No", where=secret, got={"note": secret})
     assert not holds(secret, str(error)) and "[redacted]" in str(error)
-    for name in LOGGERS:
+    for name in doors.LOGGERS:
         logging.getLogger(name).warning("with %s inside", secret)
         try:
             raise ValueError(secret)
         except ValueError:
             logging.getLogger(name).exception("a traceback")
-    assert len(caplog.records) == 2 * len(LOGGERS) and not holds(secret, caplog.text)
+    assert len(caplog.records) == 2 * len(doors.LOGGERS) and not holds(secret, caplog.text)
 
 
 def test_loggers_of_the_package_are_redacted():
     sources = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
-    assert set(re.findall(r'getLogger\("(ml_factory[^"]*)"', sources)) == set(LOGGERS)
+    assert set(re.findall(r'getLogger\("(ml_factory[^"]*)"', sources)) == set(doors.LOGGERS)
 
 
 @pytest.mark.parametrize("piece", ["a.b-c_", "password ", "://a:", "bearer ", "eyJ", '"password": "', "sk-", "x "])
 def test_redact_of_long_repetitive_text_ends(piece):
     """A rule of quadratic cost meets the time limit of a test here."""
-    assert redact_secrets(piece * (300_000 // len(piece)))
+    assert doors.redact_secrets(piece * (300_000 // len(piece)))

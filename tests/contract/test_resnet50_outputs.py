@@ -10,7 +10,7 @@ import torch
 from ml_factory.errors import FactoryError
 from ml_factory.recipes.shards import find_shards
 from ml_factory.storage.workspace import Workspace
-from tests.contract.doors import Device, Mirror, ShardSamples, WorkerLog, read_state_file, shards_file, train_resnet50
+from tests.contract import doors
 from tests.recipes.image_cases import settings_of, weights_of
 
 
@@ -31,7 +31,7 @@ def machine(gcs_bucket, monkeypatch, tmp_path):
 
 def objects(address: str, folder: Path) -> list[str]:
     """Names of the objects below an address, read again."""
-    Mirror(address, folder).pull()
+    doors.Mirror(address, folder).pull()
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
@@ -39,7 +39,7 @@ def test_shards_weights_logs_and_run_of_resnet50_are_in_the_bucket(machine, shar
     bucket = machine("one")
     for part, folder in zip(("train", "test"), shards, strict=True):
         (folder / "note.txt").write_text("no shard")
-        Mirror(f"{bucket}/{part}", folder).push()
+        doors.Mirror(f"{bucket}/{part}", folder).push()
     for source, message in ((f"{bucket}/none", "No shards here"), (f"{bucket}/test/missing.tar", r"missing\.tar")):
         with pytest.raises(FactoryError, match=message):
             find_shards(source)
@@ -47,7 +47,7 @@ def test_shards_weights_logs_and_run_of_resnet50_are_in_the_bucket(machine, shar
     outputs = {"model_bucket": bucket, "logdir": f"{bucket}/logs"}
     place, once = Workspace(f"{bucket}/slice"), {"epochs": 1}
     written = str(tmp_path / "out" / "model-chkpt.pt")
-    facts = train_resnet50(place, **settings_of(sources, once, save_model=written, **outputs), emit=quiet)
+    facts = doors.train_resnet50(place, **settings_of(sources, once, save_model=written, **outputs), emit=quiet)
     assert facts["uploaded"] == f"{bucket}/model-chkpt.pt" and facts["log"] == f"{bucket}/logs"
     found = objects(bucket, tmp_path / "seen")
     run = f"slice/results/resnet50/{facts['run']}"
@@ -59,11 +59,11 @@ def test_shards_weights_logs_and_run_of_resnet50_are_in_the_bucket(machine, shar
     first = weights_of(place)
     machine("two")  # another machine: it finds the result, and begins another run with these weights
     again = Workspace(f"{bucket}/slice")
-    assert train_resnet50(again, **settings_of(sources, once), emit=quiet)["run"] == facts["run"]
+    assert doors.train_resnet50(again, **settings_of(sources, once), emit=quiet)["run"] == facts["run"]
     given = settings_of(sources, once, initial=f"{bucket}/model-chkpt.pt", **outputs)
-    assert train_resnet50(again, **given, emit=quiet)["run"] != facts["run"]
+    assert doors.train_resnet50(again, **given, emit=quiet)["run"] != facts["run"]
     objects(bucket, tmp_path / "seen")
-    kept = read_state_file(tmp_path / "seen" / "model-chkpt.pt")["weights"]
+    kept = doors.read_state_file(tmp_path / "seen" / "model-chkpt.pt")["weights"]
     assert all(torch.equal(value, first[name]) for name, value in kept.items())
     text = (tmp_path / "seen" / "logs" / "worker-0.log").read_text()
     assert text.startswith(log) and len(text) > len(log)  # continued, not overwritten
@@ -71,9 +71,9 @@ def test_shards_weights_logs_and_run_of_resnet50_are_in_the_bucket(machine, shar
 
 def test_shards_of_a_bucket_are_read_through_few_copies_and_equal_local_ones(machine, shards, monkeypatch, tmp_path):
     bucket = machine("one")
-    Mirror(f"{bucket}/train", shards[0]).push()
-    monkeypatch.setattr(shards_file, "MOST_FETCHED", 2)
-    there, here = (ShardSamples(find_shards(str(source)), 16, 3, 0) for source in (f"{bucket}/train", shards[0]))
+    doors.Mirror(f"{bucket}/train", shards[0]).push()
+    monkeypatch.setattr(doors.shards_file, "MOST_FETCHED", 2)
+    there, here = (doors.ShardSamples(find_shards(str(source)), 16, 3, 0) for source in (f"{bucket}/train", shards[0]))
     assert there.fingerprint == here.fingerprint and len(there) == 36
     numbers = here.order(0).tolist()
     with ThreadPoolExecutor(4) as pool:
@@ -86,7 +86,7 @@ def test_each_host_of_a_slice_logs_to_its_own_file_and_the_first_writes_events(t
     monkeypatch.setenv("TPU_PROCESS_COUNT", "2")
     for host in "01":
         monkeypatch.setenv("TPU_PROCESS_ID", host)
-        log = WorkerLog(tmp_path / host, Device("cpu", 1), samples=8, batch=4, every=1, emit=quiet)
+        log = doors.WorkerLog(tmp_path / host, doors.Device("cpu", 1), samples=8, batch=4, every=1, emit=quiet)
         log.log_steps(1, 1, 0.5)
         names = sorted(path.name.split(".")[0] for path in (tmp_path / host).iterdir())
         assert names == (["events", "worker-0"] if host == "0" else ["worker-1"])
@@ -94,7 +94,21 @@ def test_each_host_of_a_slice_logs_to_its_own_file_and_the_first_writes_events(t
 
 
 def test_worker_log_counts_steps_of_full_shares(tmp_path):
-    device = Device("cpu", 1, chips=4)
-    log = WorkerLog(tmp_path, device, samples=64, batch=10, every=1, emit=quiet)
+    device = doors.Device("cpu", 1, chips=4)
+    log = doors.WorkerLog(tmp_path, device, samples=64, batch=10, every=1, emit=quiet)
     log.end_training()
     assert "Replica Train Samples=16," in log.path.read_text()  # 8 steps of 8 samples, on 4 chips
+
+
+def test_ranks_agree_on_the_run_of_rank_zero(tmp_path):
+    place, sent = Workspace(tmp_path), []
+
+    class Joined(doors.ProcessGroup):
+        def broadcast(self, state):
+            sent.append(state)
+            return sent[0]
+
+    first, _ = doors.agree_on_run(place, "t5", {"a": 1}, Joined(0, 2), fresh=True)
+    first.folder.mkdir(parents=True)  # rank 0 was quicker
+    second, done = doors.agree_on_run(place, "t5", {"a": 1}, Joined(1, 2), fresh=True)
+    assert second == first and done is None

@@ -1,26 +1,17 @@
 """Settings together: run ids that change with what matters, attempts beside each other, what the environment says."""
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+import ml_factory
 from ml_factory import Workspace, pipeline
 from ml_factory.errors import SettingsError
-from tests.contract.doors import (
-    DataSpec,
-    QuickLimits,
-    RunSettings,
-    check_horizon,
-    check_seed,
-    checkpoint_minutes_from_environment,
-    make_run_settings,
-    newest_run_folder,
-    open_run_checkpoints,
-    quick_from_environment,
-    run_machine_facts,
-)
+from tests.contract import doors
 
-SPEC = RunSettings("MES", 20, "xgboost", "train", 0, False, "0" * 64, (("depth", 3),))
+SPEC = doors.RunSettings("MES", 20, "xgboost", "train", 0, False, "0" * 64, (("depth", 3),))
 
 
 @pytest.mark.parametrize(
@@ -36,19 +27,22 @@ def test_run_spec_run_id_changes_with_each_field(change):
 
 def test_run_spec_quick_limits_yield_to_given_settings():
     common = {"task": "train", "seed": 0, "quick": True, "data": "0" * 64}
-    assert dict(make_run_settings("MES", 20, "xgboost", settings=None, **common).settings) == {
-        "rounds": QuickLimits().rounds
+    assert dict(doors.make_run_settings("MES", 20, "xgboost", settings=None, **common).settings) == {
+        "rounds": doors.QuickLimits().rounds
     }
-    assert dict(make_run_settings("MES", 20, "lstm", settings={"hidden": 8}, **common).settings) == {
-        "epochs": QuickLimits().epochs,
+    assert dict(doors.make_run_settings("MES", 20, "lstm", settings={"hidden": 8}, **common).settings) == {
+        "epochs": doors.QuickLimits().epochs,
         "hidden": 8,
     }
-    assert dict(make_run_settings("MES", 20, "lstm", settings={"epochs": 9}, **common).settings) == {"epochs": 9}
+    assert dict(doors.make_run_settings("MES", 20, "lstm", settings={"epochs": 9}, **common).settings) == {"epochs": 9}
 
 
 @pytest.mark.parametrize(
     ("check", "least", "says"),
-    [(check_horizon, 1, r"HORIZON.*wanted a whole number of bars, 1 or more\. Next: "), (check_seed, 0, "SEED")],
+    [
+        (doors.check_horizon, 1, r"HORIZON.*wanted a whole number of bars, 1 or more\. Next: "),
+        (doors.check_seed, 0, "SEED"),
+    ],
 )
 def test_number_that_is_no_horizon_or_seed_raises(check, least, says):
     assert check(least) == least
@@ -62,22 +56,22 @@ def test_number_that_is_no_horizon_or_seed_raises(check, least, says):
 )
 def test_quick_from_environment_follows_variable_else_argument(text, asked, wanted, monkeypatch):
     monkeypatch.setenv("ML_FACTORY_QUICK", text)
-    assert quick_from_environment(asked) is wanted
+    assert doors.quick_from_environment(asked) is wanted
 
 
 def test_save_minutes_from_environment_sets_manager_interval_or_raises(tmp_path, monkeypatch):
-    run = newest_run_folder(tmp_path / "results", SPEC.run_id)
+    run = doors.newest_run_folder(tmp_path / "results", SPEC.run_id)
     monkeypatch.delenv("ML_FACTORY_SAVE_MINUTES", raising=False)
-    assert checkpoint_minutes_from_environment() == 30
-    with open_run_checkpoints(Workspace(tmp_path), run) as manager:
+    assert doors.checkpoint_minutes_from_environment() == 30
+    with doors.open_run_checkpoints(Workspace(tmp_path), run) as manager:
         assert (manager.auto_seconds, manager.run) == (1800, run.run_id)
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", " 0.5 ")
-    with open_run_checkpoints(Workspace(tmp_path), run) as manager:
+    with doors.open_run_checkpoints(Workspace(tmp_path), run) as manager:
         assert manager.auto_seconds == 30
     for text in ("often", "-1", "nan", "inf"):
         monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", text)
         with pytest.raises(SettingsError, match=r"ML_FACTORY_SAVE_MINUTES.*Next: "):
-            checkpoint_minutes_from_environment()
+            doors.checkpoint_minutes_from_environment()
 
 
 @pytest.mark.parametrize(
@@ -89,14 +83,14 @@ def test_save_minutes_from_environment_sets_manager_interval_or_raises(tmp_path,
 )  # fmt: skip
 def test_machine_names_what_the_bits_of_a_model_depend_on(model, settings, named):
     """A booster that goes on under another model of processor is equal to the bit, and not marked."""
-    spec = make_run_settings("ES", 5, model, task="train", seed=0, quick=False, data="d", settings=settings)
-    assert {"gpu", "processor"} & set(run_machine_facts(spec)) == named
+    spec = doors.make_run_settings("ES", 5, model, task="train", seed=0, quick=False, data="d", settings=settings)
+    assert {"gpu", "processor"} & set(doors.run_machine_facts(spec)) == named
 
 
 @pytest.mark.parametrize("tick", [float("nan"), float("inf"), 0.0, -0.25])
 def test_data_spec_with_tick_that_is_no_price_step_raises(tick):
     with pytest.raises(SettingsError, match="positive price step"):
-        DataSpec(tick=tick)
+        doors.DataSpec(tick=tick)
 
 
 @pytest.mark.parametrize("name", ["seed", "folds", "scheme", "test_blocks", "window", "weights"])
@@ -104,3 +98,33 @@ def test_train_and_cross_validate_reject_run_arguments_in_model_settings(name, p
     for work in (pipeline.train, pipeline.cross_validate):
         with pytest.raises(SettingsError, match=name):
             work(prepared, "DEMO", 5, "lightgbm", model_settings={name: 2})
+
+
+CHANGES = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from ml_factory.settings import RunSettings, certified_code_hash
+spec = RunSettings("MES", 20, "xgboost", "train", 0, False, "0" * 64)
+for source in sys.argv[2:]:
+    path = Path(sys.argv[1], "ml_factory", source)
+    run_id, code, text = spec.run_id, certified_code_hash(), path.read_text()
+    path.write_text(text + "CHANGED = 1\\n")
+    print(source, spec.run_id != run_id, certified_code_hash() != code)
+    path.write_text(text)
+    assert spec.run_id == run_id
+"""
+
+
+def test_run_id_changes_with_code_that_fits_and_certificate_with_all_that_computes(tmp_path, spawn):
+    """In a copy of the library; of each source: whether the run id changes, and whether the certificate does."""
+    shutil.copytree(Path(ml_factory.__file__).parent, tmp_path / "ml_factory")
+    fits = ("models/tabular.py", "training/loop.py", "workflows/folds.py", "inference/predict.py")
+    wanted = {
+        **dict.fromkeys(fits, "True"),
+        **dict.fromkeys(("inference/guard.py", "leakage/proof.py", "data/resample.py"), "False"), "seeding.py": "True",
+    }  # fmt: skip
+    nothing = ("evaluation/plots.py", "notebook.py", "workflows/report.py")
+    printed, _ = spawn(CHANGES, tmp_path, *wanted, *nothing).communicate()
+    lines = [*(f"{source} {fits} True" for source, fits in wanted.items()), *(f"{one} False False" for one in nothing)]
+    assert printed.splitlines() == lines

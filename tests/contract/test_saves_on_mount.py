@@ -70,7 +70,7 @@ def test_failing_drive_loses_no_acknowledged_save_and_no_call_waits_in_silence(m
         blocked = []
         for _ in range(5):
             blocked.append(save(first))
-            time.sleep(silence / 2)
+            time.sleep(0.3 * silence)
         acknowledged = [number for number, one in enumerate(saved) if one["status"] == COPIED]
         waits.call(first.close, 3.0)
         mount.heal()

@@ -11,27 +11,17 @@ import pytest
 
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import NotPreparedError, SettingsError, WorkspaceError
-from tests.contract.doors import (
-    DatasetStore,
-    LabelSpec,
-    MarketSpec,
-    RobustScaler,
-    SplitSpec,
-    Windows,
-    chronological_split,
-    files,
-    fingerprint_json,
-    resample_bars,
-    triple_barrier_labels,
-)
+from tests.contract import doors
 
-PRINT = fingerprint_json({"bars": 1})
-OTHER = fingerprint_json({"bars": 2})
+PRINT = doors.fingerprint_json({"bars": 1})
+OTHER = doors.fingerprint_json({"bars": 2})
 
 
 @pytest.fixture(scope="module")
 def base():
-    return resample_bars(synthetic_bars(days=5, kind="null", seed=0), MarketSpec("MES", "cme", 0.25, True), 5)
+    return doors.resample_bars(
+        synthetic_bars(days=5, kind="null", seed=0), doors.MarketSpec("MES", "cme", 0.25, True), 5
+    )
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +34,20 @@ def matrix(base):
 
 
 def labels_of(base, horizon: int) -> pd.DataFrame:
-    return triple_barrier_labels(base, None, LabelSpec(horizon=horizon), MarketSpec("MES", "cme", 0.25, True))
+    return doors.triple_barrier_labels(
+        base, None, doors.LabelSpec(horizon=horizon), doors.MarketSpec("MES", "cme", 0.25, True)
+    )
 
 
-def add_horizon(store: DatasetStore, base, horizon: int) -> None:
+def built(matrix):
+    """A build of these features in one piece."""
+    return lambda keep: keep(matrix.values, len(matrix.values)) or matrix
+
+
+def add_horizon(store: doors.DatasetStore, base, horizon: int) -> None:
     labels = labels_of(base, horizon)
-    splits = chronological_split(labels, SplitSpec())
-    store.write_horizon(horizon, labels, splits, RobustScaler.fit(np.eye(6, dtype=np.float32)))
+    splits = doors.chronological_split(labels, doors.SplitSpec())
+    store.write_horizon(horizon, labels, splits, doors.RobustScaler.fit(np.eye(6, dtype=np.float32)))
     store.commit({"horizons": {horizon: {"rows": len(labels)}}})
     store.make_current()
 
@@ -58,14 +55,14 @@ def add_horizon(store: DatasetStore, base, horizon: int) -> None:
 @pytest.fixture
 def processed(tmp_path, base, matrix):
     folder = tmp_path / "processed" / "MES"
-    store = DatasetStore.begin(folder, PRINT)
-    store.write_features(matrix)
+    store = doors.DatasetStore.begin(folder, PRINT)
+    store.write_features(built(matrix))
     add_horizon(store, base, 10)
     return folder
 
 
 def test_store_load_returns_written_features_rows_labels_and_splits(processed, base, matrix):
-    store = DatasetStore.current(processed)
+    store = doors.DatasetStore.current(processed)
     features = store.load_features()
     assert list(features) == matrix.names == store.feature_names
     np.testing.assert_array_equal(features.to_numpy(), matrix.values)
@@ -76,29 +73,29 @@ def test_store_load_returns_written_features_rows_labels_and_splits(processed, b
     assert (rows["close"].to_numpy() == base.close).all()
     labels = labels_of(base, 10)
     pd.testing.assert_frame_equal(store.load_labels(10), labels, check_exact=True, check_freq=False)
-    wanted = chronological_split(labels, SplitSpec())
+    wanted = doors.chronological_split(labels, doors.SplitSpec())
     splits = store.load_splits(10)
     assert list(splits) == list(wanted) and all((splits[name] == wanted[name]).all() for name in wanted)
-    assert store.load_scaler(10).to_dict() == RobustScaler.fit(np.eye(6, dtype=np.float32)).to_dict()
+    assert store.load_scaler(10).to_dict() == doors.RobustScaler.fit(np.eye(6, dtype=np.float32)).to_dict()
     assert store.horizons == (10,) and store.facts["horizons"]["10"]["rows"] == len(labels)
 
 
 def test_store_features_are_memory_mapped_without_copy(processed, matrix):
     path = processed / PRINT[:12] / "features.npy"
     np.testing.assert_array_equal(np.load(path, allow_pickle=False), matrix.values)
-    store = DatasetStore.current(processed)
+    store = doors.DatasetStore.current(processed)
     values, features = store.values, store.load_features()
     assert values.flags.c_contiguous and not values.flags.writeable and values.dtype == np.float32
     assert isinstance(values.base, mmap.mmap | np.memmap)
     whole = features.to_numpy()
     assert np.shares_memory(whole, features.iloc[10:].to_numpy()) and not whole.flags.owndata
     assert np.shares_memory(whole, features["atr"].to_numpy())
-    windows = Windows(whole, np.array([20, 50]), 8)
+    windows = doors.Windows(whole, np.array([20, 50]), 8)
     assert np.shares_memory(windows.x_NF.numpy(), whole)
 
 
 def test_store_load_features_by_column_and_time_returns_selected_part(processed, base, matrix):
-    store = DatasetStore.current(processed)
+    store = doors.DatasetStore.current(processed)
     first, last = (pd.Timestamp(int(base.known_at[i]), tz="UTC") for i in (20, 40))
     part = store.load_features(["roc", "rsi_14"], first, last)
     np.testing.assert_array_equal(part.to_numpy(), matrix.values[20:41][:, [3, 0]])
@@ -114,12 +111,12 @@ def test_store_load_features_by_column_and_time_returns_selected_part(processed,
 
 def test_store_added_horizon_keeps_existing_files(processed, base):
     before = {
-        name: (processed / PRINT[:12] / name).stat().st_mtime_ns for name in DatasetStore.current(processed).files
+        name: (processed / PRINT[:12] / name).stat().st_mtime_ns for name in doors.DatasetStore.current(processed).files
     }
-    store = DatasetStore.find(processed, PRINT)
+    store = doors.DatasetStore.find(processed, PRINT)
     assert store.committed
     add_horizon(store, base, 20)
-    again = DatasetStore.find(processed, PRINT)
+    again = doors.DatasetStore.find(processed, PRINT)
     assert again.horizons == (10, 20) and set(again.facts["horizons"]) == {"10", "20"}
     for name, moment in before.items():
         assert (again.folder / name).stat().st_mtime_ns == moment  # files never change
@@ -129,10 +126,10 @@ def test_store_added_horizon_keeps_existing_files(processed, base):
 
 
 def test_store_two_writers_add_horizons_and_both_are_kept(processed, base):
-    one, two = DatasetStore.find(processed, PRINT), DatasetStore.find(processed, PRINT)
+    one, two = doors.DatasetStore.find(processed, PRINT), doors.DatasetStore.find(processed, PRINT)
     add_horizon(one, base, 5)
     add_horizon(two, base, 15)
-    assert DatasetStore.find(processed, PRINT).horizons == (5, 10, 15)
+    assert doors.DatasetStore.find(processed, PRINT).horizons == (5, 10, 15)
 
 
 def damage_byte(path):
@@ -169,20 +166,22 @@ def cut(path):
     ],
 )
 def test_store_damaged_file_is_detected_and_rebuilt(processed, base, matrix, part, damage):
-    DatasetStore.current(processed).load_features()
+    doors.DatasetStore.current(processed).load_features()
     damage(file_of(processed, part))
-    assert DatasetStore.find(processed, PRINT) is None is DatasetStore.find(processed, PRINT[:12] + OTHER[12:])
-    store = DatasetStore.begin(processed, PRINT)
+    assert (
+        doors.DatasetStore.find(processed, PRINT) is None is doors.DatasetStore.find(processed, PRINT[:12] + OTHER[12:])
+    )
+    store = doors.DatasetStore.begin(processed, PRINT)
     assert not store.committed and store.horizons == ()
-    store.write_features(matrix)
+    store.write_features(built(matrix))
     add_horizon(store, base, 20)
-    whole = DatasetStore.find(processed, PRINT)
+    whole = doors.DatasetStore.find(processed, PRINT)
     assert whole.verify() == [] and whole.horizons == ((10, 20) if part in ("features", "rows") else (20,))
-    np.testing.assert_array_equal(DatasetStore.current(processed).load_features(), matrix.values)
+    np.testing.assert_array_equal(doors.DatasetStore.current(processed).load_features(), matrix.values)
 
 
 def test_store_load_labels_damaged_file_raises_workspace_error(processed):
-    store = DatasetStore.current(processed)
+    store = doors.DatasetStore.current(processed)
     store.load_labels(10)
     damage_byte(processed / PRINT[:12] / "labels_h10.parquet")
     with pytest.raises(WorkspaceError, match=r"labels_h10.parquet: its content has changed.*run prepare again"):
@@ -195,54 +194,56 @@ def test_store_writer_interrupted_at_any_write_keeps_previous_data_set(
     processed, base, matrix, monkeypatch, stop_after
 ):
     """The power fails after so many files: the new data set is not there, the old one still is; then it is made."""
-    real, count = files.replace, iter(range(100))
+    real, count = doors.files.replace, iter(range(100))
 
     def failing(*args, **kwargs):
         if next(count) >= stop_after:
             raise KeyboardInterrupt
         real(*args, **kwargs)
 
-    monkeypatch.setattr(files, "replace", failing)
-    store = DatasetStore.begin(processed, OTHER)
+    monkeypatch.setattr(doors.files, "replace", failing)
+    store = doors.DatasetStore.begin(processed, OTHER)
     with pytest.raises(KeyboardInterrupt):
-        store.write_features(matrix)
+        store.write_features(built(matrix))
         add_horizon(store, base, 20)
     monkeypatch.undo()
-    whole = DatasetStore.find(processed, OTHER)
+    whole = doors.DatasetStore.find(processed, OTHER)
     assert (whole is not None) == (stop_after == 6)  # the manifest is the sixth; the pointer comes after it
-    assert DatasetStore.current(processed).fingerprint == PRINT
+    assert doors.DatasetStore.current(processed).fingerprint == PRINT
     if whole is None:
-        store = DatasetStore.begin(processed, OTHER)
+        store = doors.DatasetStore.begin(processed, OTHER)
         assert not store.committed
-        store.write_features(matrix)
+        store.write_features(built(matrix))
         add_horizon(store, base, 20)
     else:
         whole.make_current()
-    assert DatasetStore.current(processed).fingerprint == OTHER and DatasetStore.current(processed).horizons == (20,)
+    assert doors.DatasetStore.current(processed).fingerprint == OTHER and doors.DatasetStore.current(
+        processed
+    ).horizons == (20,)
 
 
 def test_store_load_splits_returns_empty_and_scattered_positions(processed, base):
-    store = DatasetStore.find(processed, PRINT)
+    store = doors.DatasetStore.find(processed, PRINT)
     splits = {"train": np.array([0, 1, 5, 7, 8, 9]), "validation": np.array([], int), "test": np.array([3])}
-    store.write_horizon(33, labels_of(base, 10), splits, RobustScaler.fit(np.eye(6, dtype=np.float32)))
+    store.write_horizon(33, labels_of(base, 10), splits, doors.RobustScaler.fit(np.eye(6, dtype=np.float32)))
     store.commit({"rows": {5: 1, 10: 2}})  # numbers become text in JSON, and sort differently there
-    assert DatasetStore.find(processed, PRINT).facts["rows"] == {"5": 1, "10": 2}
+    assert doors.DatasetStore.find(processed, PRINT).facts["rows"] == {"5": 1, "10": 2}
     found = store.load_splits(33)
     assert all(found[name].tolist() == splits[name].tolist() and found[name].dtype == np.int64 for name in splits)
 
 
 def test_store_manifest_that_was_edited_or_leads_outside_counts_as_absent(processed):
-    store = DatasetStore.current(processed)
+    store = doors.DatasetStore.current(processed)
     path = store.folder / "manifest.json"
     manifest = json.loads(path.read_text())
     path.write_text(json.dumps({**manifest, "facts": {}}))
-    assert DatasetStore.find(processed, store.fingerprint) is None
+    assert doors.DatasetStore.find(processed, store.fingerprint) is None
     del manifest["hash"]
     manifest["files"]["../../outside.npy"] = {"hash": "0" * 64, "bytes": 1}
-    path.write_text(json.dumps({**manifest, "hash": fingerprint_json(manifest)}))
-    assert DatasetStore.find(processed, store.fingerprint) is None
+    path.write_text(json.dumps({**manifest, "hash": doors.fingerprint_json(manifest)}))
+    assert doors.DatasetStore.find(processed, store.fingerprint) is None
     with pytest.raises(NotPreparedError, match="not complete"):
-        DatasetStore.current(processed)
+        doors.DatasetStore.current(processed)
     (processed / "current.json").write_text('{"fingerprint": "../../etc"}')
     with pytest.raises(NotPreparedError, match="pointer"):
-        DatasetStore.current(processed)
+        doors.DatasetStore.current(processed)

@@ -8,33 +8,25 @@ import pytest
 import torch
 
 from ml_factory.errors import SettingsError
-from tests.contract.doors import (
-    Device,
-    SurrogateTopTokens,
-    VocabularyJoin,
-    byte_tokenizer,
-    join_vocabularies,
-    load_causal_model,
-    token_contents,
-)
+from tests.contract import doors
 
-CPU = Device("cpu", 1)
+CPU = doors.Device("cpu", 1)
 LENGTH, K = 16, 5
 
 
 @pytest.fixture(scope="module")
 def model():
     """Random weights, large enough that likely tokens differ from position to position."""
-    loaded = load_causal_model("builtin:tiny", LENGTH, seed=3)
+    loaded = doors.load_causal_model("builtin:tiny", LENGTH, seed=3)
     with torch.no_grad():
         for weight in loaded.network.parameters():
             weight.mul_(4.0)
     return loaded
 
 
-def top_of(model, rows_at_once: int = 1, join: VocabularyJoin | None = None) -> SurrogateTopTokens:
-    join = join or join_vocabularies(model.tokenizer, model.tokenizer)
-    return SurrogateTopTokens(model.network, join, K, 256, CPU, rows_at_once)
+def top_of(model, rows_at_once: int = 1, join: doors.VocabularyJoin | None = None) -> doors.SurrogateTopTokens:
+    join = join or doors.join_vocabularies(model.tokenizer, model.tokenizer)
+    return doors.SurrogateTopTokens(model.network, join, K, 256, CPU, rows_at_once)
 
 
 def test_top_tokens_equal_slow_reference_with_other_vocabulary(model):
@@ -42,7 +34,7 @@ def test_top_tokens_equal_slow_reference_with_other_vocabulary(model):
     surrogate_of_base, base_of_surrogate = np.arange(256, 216, -1).astype(np.int32), np.full(257, -1, np.int32)
     surrogate_of_base[[3, 7]] = -1
     base_of_surrogate[surrogate_of_base[surrogate_of_base >= 0]] = np.flatnonzero(surrogate_of_base >= 0)
-    join = VocabularyJoin(surrogate_of_base, base_of_surrogate, 38, 40)
+    join = doors.VocabularyJoin(surrogate_of_base, base_of_surrogate, 38, 40)
     tokens = torch.tensor(np.random.default_rng(1).integers(0, 40, (3, LENGTH)).astype(np.int32))
     tokens[0, 4], tokens[1, 5] = 3, 7
     ids, logprobs = top_of(model, join=join)(tokens)
@@ -70,7 +62,9 @@ def test_top_tokens_do_not_follow_the_number_format_of_the_step(model):
 
 def test_top_tokens_more_than_vocabulary_are_refused(model):
     with pytest.raises(SettingsError, match="surrogate_k"):
-        SurrogateTopTokens(model.network, join_vocabularies(model.tokenizer, model.tokenizer), 300, 256, CPU, 1)
+        doors.SurrogateTopTokens(
+            model.network, doors.join_vocabularies(model.tokenizer, model.tokenizer), 300, 256, CPU, 1
+        )
 
 
 def test_model_check_names_wrong_vocabulary_and_length(model):
@@ -91,20 +85,20 @@ def tokenizer(*tokens: str, specials: tuple[str, ...] = ("<eos>",)):
 
 
 def test_token_contents_agree_for_three_ways_to_mark_start_of_word():
-    byte_level = token_contents({"Ġthe": 4, "ing": 5, "Ċ": 6, "Ã©": 7})
-    sentence_piece = token_contents({"▁the": 9, "ing": 1, "<0x0A>": 2, "é": 3})
+    byte_level = doors.token_contents({"Ġthe": 4, "ing": 5, "Ċ": 6, "Ã©": 7})
+    sentence_piece = doors.token_contents({"▁the": 9, "ing": 1, "<0x0A>": 2, "é": 3})
     assert byte_level == {b" the": 4, b"ing": 5, b"\n": 6, "é".encode(): 7}
     assert set(sentence_piece) == set(byte_level)
-    assert token_contents({"the": 1, "##ing": 2, "##s": 3}) == {b" the": 1, b"ing": 2, b"s": 3}
+    assert doors.token_contents({"the": 1, "##ing": 2, "##s": 3}) == {b" the": 1, b"ing": 2, b"s": 3}
 
 
 def test_token_contents_prefer_token_to_fall_back_byte_of_same_content():
-    assert token_contents({"<0x61>": 0, "a": 5, "▁b": 6, "▁": 7, "<0x20>": 1}) == {b"a": 5, b" b": 6, b" ": 7}
+    assert doors.token_contents({"<0x61>": 0, "a": 5, "▁b": 6, "▁": 7, "<0x20>": 1}) == {b"a": 5, b" b": 6, b" ": 7}
 
 
 def test_join_vocabularies_maps_both_ways_and_counts_share():
     base, surrogate = tokenizer("Ġa", "b", "Ġc"), tokenizer("▁c", "▁a", "x", "▁y")
-    join = join_vocabularies(base, surrogate, surrogate_size=7)
+    join = doors.join_vocabularies(base, surrogate, surrogate_size=7)
     assert join.surrogate_of_base.tolist() == [0, 2, -1, 1]
     assert join.base_of_surrogate.tolist() == [0, 3, 1, -1, -1, -1, -1]
     assert (join.matched, join.size) == (3, 4)
@@ -119,17 +113,17 @@ def test_join_vocabularies_maps_both_ways_and_counts_share():
     ],
 )
 def test_join_vocabularies_matches_no_other_text_and_no_special_token(base, surrogate, wanted):
-    assert join_vocabularies(tokenizer(*base), surrogate).surrogate_of_base.tolist() == wanted
+    assert doors.join_vocabularies(tokenizer(*base), surrogate).surrogate_of_base.tolist() == wanted
 
 
 def test_join_vocabularies_with_less_than_half_matched_is_refused_with_share():
-    join = join_vocabularies(tokenizer("Ġa", "b", "c", "d"), tokenizer("▁a", "q"))
+    join = doors.join_vocabularies(tokenizer("Ġa", "b", "c", "d"), tokenizer("▁a", "q"))
     with pytest.raises(SettingsError, match=r"one and two.*got 40.0% of 5 tokens, wanted at least 50%"):
         join.check("one", "two")
 
 
 def test_byte_tokenizer_round_trip_and_join_with_byte_level_vocabulary():
-    own = byte_tokenizer()
+    own = doors.byte_tokenizer()
     assert bytes(own.encode(["é\n"])[0].astype(np.uint8)) == "é\n".encode()
-    join = join_vocabularies(own, tokenizer(*sorted(own.vocabulary, key=own.vocabulary.get)[:256], "Ġthe"))
+    join = doors.join_vocabularies(own, tokenizer(*sorted(own.vocabulary, key=own.vocabulary.get)[:256], "Ġthe"))
     assert join.matched == join.size and join.surrogate_of_base[ord("\n")] == 1 + ord("\n")

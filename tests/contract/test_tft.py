@@ -5,14 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tests.contract.doors import (
-    EPS,
-    TFT,
-    GatedResidualNetwork,
-    InterpretableMultiHeadAttention,
-    TFTSpec,
-    VariableSelectionNetwork,
-)
+from tests.contract import doors
 
 B, T, V, D = 3, 7, 5, 8
 
@@ -20,7 +13,7 @@ B, T, V, D = 3, 7, 5, 8
 class Literal(nn.Module):
     """Section 4.2 as it stands: an embedding and a gated residual network for each variable, in a loop."""
 
-    def __init__(self, ours: VariableSelectionNetwork):
+    def __init__(self, ours: doors.VariableSelectionNetwork):
         super().__init__()
         self.ours = ours
 
@@ -34,7 +27,7 @@ class Literal(nn.Module):
             inner = functional.linear(inner, ours.inner_VDD[v], ours.inner_VD[v])
             passed, door = functional.linear(inner, ours.gate_VGD[v], ours.gate_VG[v]).chunk(2, dim=-1)
             printed = functional.layer_norm(
-                one + passed * door.sigmoid(), (D,), ours.norm_VD[v], ours.bias_VD[v], eps=EPS
+                one + passed * door.sigmoid(), (D,), ours.norm_VD[v], ours.bias_VD[v], eps=doors.EPS
             )
             chosen_BTD = chosen_BTD + weight_BTV[..., v : v + 1] * printed
         return chosen_BTD, weight_BTV
@@ -42,7 +35,7 @@ class Literal(nn.Module):
 
 def selection():
     torch.manual_seed(0)
-    ours = VariableSelectionNetwork(V, D, dropout=0.0)
+    ours = doors.VariableSelectionNetwork(V, D, dropout=0.0)
     with torch.no_grad():
         for parameter in ours.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
@@ -65,28 +58,28 @@ def test_variable_selection_batched_equals_one_network_per_variable(batch):
 
 
 def test_variable_selection_of_one_variable_has_weight_1():
-    chosen_BTD, weight_BTV = VariableSelectionNetwork(1, D, 0.0)(torch.randn(B, T, 1))
+    chosen_BTD, weight_BTV = doors.VariableSelectionNetwork(1, D, 0.0)(torch.randn(B, T, 1))
     assert (weight_BTV == 1).all() and chosen_BTD.shape == (B, T, D)
 
 
 def test_gated_residual_network_equals_paper_equations():
     """Equations 2 to 5 without a context, in NumPy's terms."""
     torch.manual_seed(0)
-    grn = GatedResidualNetwork(4, D, outputs=3)
+    grn = doors.GatedResidualNetwork(4, D, outputs=3)
     x = torch.randn(6, 4)
     eta2 = functional.elu(x @ grn.outer.weight.T + grn.outer.bias)
     eta1 = eta2 @ grn.inner.weight.T + grn.inner.bias
     both = eta1 @ grn.gate.linear.weight.T + grn.gate.linear.bias
     total = x @ grn.skip.weight.T + grn.skip.bias + both[:, :3] / (1 + torch.exp(-both[:, 3:]))
     centred = total - total.mean(1, keepdim=True)
-    expected = centred / (centred.square().mean(1, keepdim=True) + EPS).sqrt()
+    expected = centred / (centred.square().mean(1, keepdim=True) + doors.EPS).sqrt()
     torch.testing.assert_close(grn(x), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_interpretable_attention_equals_mean_of_heads():
     """Equations 13 to 16, head by head: the last step asks, and the shares sum to 1."""
     torch.manual_seed(0)
-    layer, x_BTD = InterpretableMultiHeadAttention(D, 2), torch.randn(B, 9, D)
+    layer, x_BTD = doors.InterpretableMultiHeadAttention(D, 2), torch.randn(B, 9, D)
     mixed_BD, share_BT = layer(x_BTD)
     shares = []
     for head in range(2):
@@ -111,7 +104,7 @@ def test_interpretable_attention_equals_mean_of_heads():
 def test_tft_closed_gate_blocks_gradient_to_skipped_layers(gate, silent):
     """Figure 2: each gate can skip its part, the last one all that comes after the LSTM."""
     torch.manual_seed(0)
-    network = TFT(V, T, 3, TFTSpec(width=D)).double().eval()
+    network = doors.TFT(V, T, 3, doors.TFTSpec(width=D)).double().eval()
     with torch.no_grad():
         for parameter in network.parameters():
             parameter += 0.1 * torch.randn_like(parameter)  # else norms with bias 0 hide a part
@@ -129,7 +122,7 @@ def test_tft_closed_gate_blocks_gradient_to_skipped_layers(gate, silent):
 
 
 def test_tft_explain_returns_shares_that_sum_to_1():
-    reported = TFT(V, T, 3, TFTSpec(width=D)).explain(torch.randn(B, T, V))
+    reported = doors.TFT(V, T, 3, doors.TFTSpec(width=D)).explain(torch.randn(B, T, V))
     for name, shape in {"shares_BTF": (B, T, V), "attention_BT": (B, T)}.items():
         share = getattr(reported, name)
         assert share.shape == shape and not share.requires_grad, name

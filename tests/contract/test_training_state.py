@@ -6,19 +6,9 @@ import torch
 from torch import nn
 
 from ml_factory.errors import CheckpointError, FactoryError
-from tests.contract.doors import (
-    Device,
-    TrainingState,
-    TrainSpec,
-    Validation,
-    deserialize_state,
-    run_training_loop,
-    serialize_state,
-    take_training_step,
-    total_gradient_norm,
-)
+from tests.contract import doors
 
-CPU = Device("cpu", 1)
+CPU = doors.Device("cpu", 1)
 IDENTITY = {"model": "small", "settings": {}, "data": {}}
 ROWS = 48
 
@@ -39,11 +29,11 @@ class Kept:
         return pause if self.is_due else 600.0
 
     def save(self, state, metrics=None, force=False):
-        self.saved, self.last = serialize_state(state), (state["done"], force)
+        self.saved, self.last = doors.serialize_state(state), (state["done"], force)
         self.steps.append(state["step"])
 
     def load(self):
-        return self.saved and {"state": deserialize_state(self.saved)}
+        return self.saved and {"state": doors.deserialize_state(self.saved)}
 
 
 def small(dropout: float = 0.0):
@@ -66,9 +56,9 @@ def weighted(net, batch):
     return (w * (net(x) - y).square().squeeze(1)).sum(), w.sum()
 
 
-def trained(spec: TrainSpec, device=CPU, loss=weighted, dropout=0.0, **more):
+def trained(spec: doors.TrainSpec, device=CPU, loss=weighted, dropout=0.0, **more):
     network, batch, _ = small(dropout)
-    result = run_training_loop(network, ROWS, batch, loss, spec, device, identity=IDENTITY, **more)
+    result = doors.run_training_loop(network, ROWS, batch, loss, spec, device, identity=IDENTITY, **more)
     return network, result
 
 
@@ -85,9 +75,9 @@ def test_take_step_descends_on_clipped_gradient_of_weighted_mean_loss(accumulate
     assert weight < 0.4 * ROWS
     expected = torch.autograd.grad(total / weight, list(network.parameters()))
     norm = torch.cat([gradient.flatten() for gradient in expected]).norm().item()
-    spec = TrainSpec(batch=ROWS, accumulate=accumulate, clip=share * norm)
-    run = TrainingState(network, ROWS, spec, CPU, IDENTITY)
-    take_training_step(run, batch, loss)
+    spec = doors.TrainSpec(batch=ROWS, accumulate=accumulate, clip=share * norm)
+    run = doors.TrainingState(network, ROWS, spec, CPU, IDENTITY)
+    doors.take_training_step(run, batch, loss)
     means = {id(p): 10 * mean for p, mean in zip(run.optimizer.parameters, run.optimizer.means, strict=True)}
     for parameter, gradient in zip(network.parameters(), expected, strict=True):  # a tenth of it is the first mean
         torch.testing.assert_close(means[id(parameter)], min(share, 1.0) * gradient, rtol=1e-4, atol=1e-6)
@@ -96,10 +86,12 @@ def test_take_step_descends_on_clipped_gradient_of_weighted_mean_loss(accumulate
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16, torch.float16])
 def test_take_step_computes_in_precision_of_device_and_keeps_float32_weights(precision):
-    device = Device("cpu", 1, {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[precision])
+    device = doors.Device("cpu", 1, {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[precision])
     (network, batch, loss), seen = small(), []
     network[0].register_forward_hook(lambda layer, given, output: seen.append(output.dtype))
-    take_training_step(TrainingState(network, ROWS, TrainSpec(batch=16), device, IDENTITY), batch, loss)
+    doors.take_training_step(
+        doors.TrainingState(network, ROWS, doors.TrainSpec(batch=16), device, IDENTITY), batch, loss
+    )
     assert seen == [precision] and flat(network).dtype == torch.float32
 
 
@@ -111,7 +103,7 @@ def test_fit_with_accumulation_draws_new_random_numbers_per_micro_batch():
         return weighted(net, batch)
 
     for _ in range(2):
-        trained(TrainSpec(epochs=1, batch=16, accumulate=2), loss=noting)
+        trained(doors.TrainSpec(epochs=1, batch=16, accumulate=2), loss=noting)
     assert len(set(drawn)) == 6 and drawn[:6] == drawn[6:]
 
 
@@ -123,16 +115,19 @@ def test_fit_out_of_memory_raises_error_that_says_what_to_do(error):
         raise error
 
     with pytest.raises(FactoryError, match=r"Memory ran out .*step 1, 8 rows at once.*half of batch_size") as caught:
-        trained(TrainSpec(epochs=1, batch=16, accumulate=2), loss=full)
+        trained(doors.TrainSpec(epochs=1, batch=16, accumulate=2), loss=full)
     assert caught.value.__cause__ is error
     error = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
     with pytest.raises(RuntimeError, match="mat1"):
-        trained(TrainSpec(epochs=1, batch=16), loss=full)
+        trained(doors.TrainSpec(epochs=1, batch=16), loss=full)
 
 
 @pytest.mark.parametrize(("accumulate", "precision"), [(2, "fp32"), (1, "bf16")])
 def test_fit_in_parts_or_bf16_resumed_after_kill_equals_uninterrupted_run_bitwise(accumulate, precision):
-    spec, device = TrainSpec(epochs=3, batch=16, accumulate=accumulate, save_seconds=0.0), Device("cpu", 1, precision)
+    spec, device = (
+        doors.TrainSpec(epochs=3, batch=16, accumulate=accumulate, save_seconds=0.0),
+        doors.Device("cpu", 1, precision),
+    )
     expected, whole = trained(spec, device, dropout=0.3)
     kept, calls = Kept(), []
 
@@ -152,23 +147,23 @@ def test_fit_in_parts_or_bf16_resumed_after_kill_equals_uninterrupted_run_bitwis
 def test_training_run_restore_in_smaller_parts_is_marked_and_ends_alike():
     kept = Kept()
     network, batch, loss = small()
-    run = TrainingState(network, ROWS, TrainSpec(batch=16), CPU, IDENTITY)
-    take_training_step(run, batch, loss)
+    run = doors.TrainingState(network, ROWS, doors.TrainSpec(batch=16), CPU, IDENTITY)
+    doors.take_training_step(run, batch, loss)
     kept.save(run.state())
-    smaller = TrainingState(small()[0], ROWS, TrainSpec(batch=16, accumulate=4), CPU, IDENTITY)
+    smaller = doors.TrainingState(small()[0], ROWS, doors.TrainSpec(batch=16, accumulate=4), CPU, IDENTITY)
     smaller.restore(kept.load()["state"])
     assert smaller.memory.inexact == ["micro-batch: began with 16, now 4"]
     for one in (run, smaller):
-        take_training_step(one, batch, loss)
+        doors.take_training_step(one, batch, loss)
     torch.testing.assert_close(flat(smaller.network), flat(network), rtol=2e-5, atol=1e-6)
 
 
 def test_training_run_restore_with_other_batch_size_raises_checkpoint_error():
-    run = TrainingState(small()[0], ROWS, TrainSpec(batch=16), CPU, IDENTITY)
+    run = doors.TrainingState(small()[0], ROWS, doors.TrainSpec(batch=16), CPU, IDENTITY)
     with pytest.raises(CheckpointError, match="another number of rows"):
-        TrainingState(small()[0], ROWS, TrainSpec(batch=12), CPU, IDENTITY).restore(run.state())
+        doors.TrainingState(small()[0], ROWS, doors.TrainSpec(batch=12), CPU, IDENTITY).restore(run.state())
     with pytest.raises(FactoryError, match="Fewer rows than devices"):
-        TrainingState(small()[0], 3, TrainSpec(batch=16), Device("cpu", 1, chips=4), IDENTITY)
+        doors.TrainingState(small()[0], 3, doors.TrainSpec(batch=16), doors.Device("cpu", 1, chips=4), IDENTITY)
 
 
 def test_fit_mid_epoch_save_has_metrics_of_last_epoch():
@@ -180,14 +175,14 @@ def test_fit_mid_epoch_save_has_metrics_of_last_epoch():
             received[state["step"]] = metrics
 
     losses = iter([0.5, 0.25, 0.75])
-    spec = TrainSpec(epochs=3, batch=16, save_seconds=0.0)
-    trained(spec, validation=Validation(lambda: next(losses)), checkpoints=Saved())
+    spec = doors.TrainSpec(epochs=3, batch=16, save_seconds=0.0)
+    trained(spec, validation=doors.Validation(lambda: next(losses)), checkpoints=Saved())
     assert received[1] is received[2] is None
     assert [received[step]["val_loss"] for step in range(3, 10)] == [0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.75]
     assert set(received[4]) == {"train_loss", "val_loss", "seconds"}
 
 
-HALF = Device("cpu", 1, "fp16")
+HALF = doors.Device("cpu", 1, "fp16")
 
 
 def steep(net, batch):
@@ -199,10 +194,10 @@ def steep(net, batch):
 def test_take_step_fp16_overflow_halves_loss_scale_and_skips_step():
     """fp16 on the CPU: the first scale overflows these gradients, is halved until it does not, and nothing is lost."""
     network, batch, _ = small()
-    run, scale = TrainingState(network, ROWS, TrainSpec(batch=16, epochs=20, lr=0.01), HALF, IDENTITY), []
+    run, scale = doors.TrainingState(network, ROWS, doors.TrainSpec(batch=16, epochs=20, lr=0.01), HALF, IDENTITY), []
     for _ in range(40):
         scale.append(run.scale.scale.item())
-        take_training_step(run, batch, steep)
+        doors.take_training_step(run, batch, steep)
     assert int(run.flag[0]) == -1 and scale[-1] < scale[0]
     assert torch.isfinite(flat(network)).all()
     first, last = (float(t[0] / t[1]) for t in (_loss_of(small()[0]), _loss_of(network)))
@@ -214,11 +209,11 @@ def test_take_step_fp16_gradient_norm_equals_fp32():
     norms = []
     for device in (CPU, HALF):
         network, batch, loss = small()
-        run = TrainingState(network, ROWS, TrainSpec(batch=16, clip=1e9), device, IDENTITY)
+        run = doors.TrainingState(network, ROWS, doors.TrainSpec(batch=16, clip=1e9), device, IDENTITY)
         run.optimizer.step = lambda numbers, factor, ok, run=run: norms.append(
-            float(factor * total_gradient_norm(run.optimizer.gradients()))
+            float(factor * doors.total_gradient_norm(run.optimizer.gradients()))
         )
-        take_training_step(run, batch, loss)
+        doors.take_training_step(run, batch, loss)
     assert norms[1] == pytest.approx(norms[0], rel=0.01) and norms[0] > 0
 
 
@@ -226,11 +221,11 @@ def test_training_run_restore_fp16_continues_loss_scale():
     def after(steps, run):
         batch = small()[1]
         for _ in range(steps):
-            take_training_step(run, batch, steep)
+            doors.take_training_step(run, batch, steep)
         return run
 
     def fresh():
-        return TrainingState(small()[0], ROWS, TrainSpec(batch=4, epochs=2, lr=0.01), HALF, IDENTITY)
+        return doors.TrainingState(small()[0], ROWS, doors.TrainSpec(batch=4, epochs=2, lr=0.01), HALF, IDENTITY)
 
     kept, whole, again = Kept(), after(14, fresh()), fresh()
     kept.save(after(7, fresh()).state())

@@ -377,3 +377,13 @@ def test_replay_that_takes_too_long_ends_its_process_and_leaves_no_file(track, t
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert not list((tmp_path / "w").glob("mirror-replay.*"))
+
+
+@pytest.mark.parametrize(("status", "warned"), [("W&B did not answer", 1), ("uploading", 0)])
+def test_end_of_run_warns_only_of_mirror_that_has_not_connected(tmp_path, spawn, caplog, status, warned):
+    (tmp_path / "status").write_text(status)
+    mirror = doors.wandb_process.WandbMirrorProcess(
+        spawn("import time; time.sleep(600)"), tmp_path / "status", tmp_path / "end", "online"
+    )
+    mirror.end({"status": "finished"}, 0.01)
+    assert len(caplog.records) == warned

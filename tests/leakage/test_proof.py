@@ -24,6 +24,8 @@ from ml_factory.workflows.build import DataUnderProof
 from tests.contract.test_proof import CUT, FULL, assert_caught, bars, named  # noqa: F401 - a fixture
 from tests.leakage.catalogue import CATALOGUE, Leak, clean_pipeline
 
+pytestmark = pytest.mark.slow  # so that it begins first
+
 LEARNT = replace(CUT, cuts=1, whole_cuts=0, fit_rows=2_000)
 
 

@@ -9,6 +9,8 @@ import pytest
 from ml_factory.tpu.settings import SliceSettings
 from ml_factory.tpu.worker_files import METADATA, worker_script
 
+pytestmark = pytest.mark.slow  # so that it begins first
+
 CURL = """#!/bin/sh
 # The metadata server of these two machines, which answers with the name of the home folder.
 for last; do :; done

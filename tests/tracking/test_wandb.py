@@ -10,21 +10,11 @@ from types import SimpleNamespace
 import pytest
 
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.tracking import wandb_process, wandb_sync
+from ml_factory.tracking import wandb_sync
 from ml_factory.tracking.tracker import Tracker
 from ml_factory.tracking.wandb_sync import RunSnapshot, WandbSync
 from tests.contract.test_wandb import account, service, snapshot_of  # noqa: F401 - fixtures
 from tests.tracking.wandb_stand_in import versions
-
-
-@pytest.mark.parametrize(("status", "warned"), [("W&B did not answer", 1), ("uploading", 0)])
-def test_end_of_run_warns_only_of_mirror_that_has_not_connected(tmp_path, spawn, caplog, status, warned):
-    (tmp_path / "status").write_text(status)
-    mirror = wandb_process.WandbMirrorProcess(
-        spawn("import time; time.sleep(600)"), tmp_path / "status", tmp_path / "end", "online"
-    )
-    mirror.end({"status": "finished"}, 0.01)
-    assert len(caplog.records) == warned
 
 
 def import_stand_in(tmp_path):

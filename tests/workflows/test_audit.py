@@ -23,6 +23,8 @@ from ml_factory.workflows.prove import audit_prepared_files
 from tests.contract.test_audit import MODEL, at, certificate_of, data, fold, found_by, of_files, read, sample, training  # noqa: F401 - fixtures
 from tests.small_data import FEW_COLUMNS, SMALL_DATA
 
+pytestmark = pytest.mark.slow  # so that it begins first
+
 
 @pytest.fixture
 def no_small_runs(monkeypatch):

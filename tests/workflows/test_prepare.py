@@ -9,28 +9,14 @@ from pathlib import Path
 import pytest
 
 from ml_factory import pipeline
-from ml_factory.data.io import import_bars
-from ml_factory.data.sessions import MarketSpec
-from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets.store import DatasetStore
-from ml_factory.errors import WorkspaceError
-from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows import build, prepare, prove
+from ml_factory.workflows import prepare, prove
 from ml_factory.workflows.prepared_dataset import load_dataset
 from tests.contract.test_prepare import BARS, place, raw  # noqa: F401 - fixtures
 from tests.small_data import SMALL_DATA
 
-
-def test_prepare_added_horizon_reuses_stored_features(place, monkeypatch):
-    raw(place, BARS)
-    pipeline.prepare(place, "MES", (5,), settings=SMALL_DATA)
-    for module in (build, prepare):
-        monkeypatch.setattr(module, "build_features", None)
-    assert pipeline.prepare(place, "MES", (7,), settings=SMALL_DATA).horizons == [7]
-    store, whole = DatasetStore.current(place.processed("MES")), load_dataset(place, "MES", 7)
-    assert store.horizons == (5, 7)
-    assert whole.scaler.to_dict() == type(whole.scaler).fit(whole.x_NF, whole.row[whole.splits["train"]]).to_dict()
+pytestmark = pytest.mark.slow  # so that it begins first
 
 
 def certificates(place: Workspace) -> dict[str, bytes]:
@@ -58,26 +44,6 @@ def test_prepare_killed_between_two_certificates_writes_the_same_again(place, tm
     pipeline.prepare(place, "MES", (5, 20), settings=SMALL_DATA)
     assert certificates(place) == certificates(elsewhere)
     assert sorted(certificates(place)) == ["h20.json", "h5.json"]
-
-
-def test_prepare_without_disk_space_raises_before_computing(tmp_path, monkeypatch):
-    place = Workspace(tmp_path / "w")
-    import_bars(synthetic_bars(days=5, seed=4).reset_index(), place, "MES")
-    monkeypatch.setattr(files, "free_bytes", lambda folder: 900_000)
-    monkeypatch.setattr(prepare, "build_features", lambda *_, **__: pytest.fail("computed all the same"))
-    with pytest.raises(
-        WorkspaceError, match=r"[Nn]ot enough space for the features and labels of MES .*0\.9 MB free.*about 1\.\d MB"
-    ):
-        pipeline.prepare(place, "MES", (5,))
-
-
-def test_bytes_needed_estimate_matches_stored_bytes(prepared):
-    store = DatasetStore.current(prepared.processed("DEMO"))
-    taken = sum(file["bytes"] for name, file in store.files.items() if name.endswith(".npy") or "labels" in name)
-    market, settings = MarketSpec.from_dict(store.facts["market"]), prove.stored_data_settings(store)
-    bars = store.rows * 5  # what comes before the first row, over three sessions here, takes nothing
-    needed = prepare.estimate_prepared_bytes(bars, market, settings, len(store.horizons), features=True)
-    assert 0.8 * taken < needed < 1.5 * taken
 
 
 SECOND = """
@@ -111,7 +77,7 @@ def test_second_prepare_of_a_symbol_imports_its_bars_only_when_the_first_has_end
             imported = real(*given, **named)
             second.stdin.write("\n")
             second.stdin.flush()
-            select.select([second.stdout], [], [], 5.0)  # until the second has imported too, if it may
+            select.select([second.stdout], [], [], 2.0)  # until the second has imported too, if it may
             return imported
 
         monkeypatch.setattr(prepare, "import_bars", import_then_wait)

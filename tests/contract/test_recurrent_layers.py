@@ -1,10 +1,13 @@
 """The scan form of LSTM and GRU against torch's own layers: outputs and gradients, from the same weights."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
-from ml_factory.models import recurrent_layers
+from tests.contract.doors import recurrent_layers
 
 B, T, F, H = 4, 11, 5, 7
 KINDS = [(recurrent_layers.LSTMLayer, nn.LSTM), (recurrent_layers.GRULayer, nn.GRU)]
@@ -21,16 +24,16 @@ def layers_of(ours, theirs, layers):
 
 @pytest.fixture(autouse=True)
 def plain_scan(monkeypatch):
-    """The scan of XLA, in Python."""
+    """Stands in for the scan of torch_xla, in Python."""
 
-    def scan(step, carry, inputs_T):
+    def scan(step, carry, inputs_T, is_fn_pure):
         outputs = []
         for now in inputs_T:
             carry, output = step(carry, now)
             outputs.append(output)
-        return torch.stack(outputs)
+        return carry, torch.stack(outputs)
 
-    monkeypatch.setattr(recurrent_layers, "scan_steps", scan)
+    monkeypatch.setitem(sys.modules, "torch_xla.experimental.scan", SimpleNamespace(scan=scan))
 
 
 @pytest.mark.parametrize(("ours", "theirs"), KINDS)
