@@ -176,17 +176,18 @@ def build_features(
         piece = len(bars) + 1 if spec.custom else PIECE  # the user's own features see the whole file
         # A piece completes at most the bar that was begun before it, and one for each of its own.
         size = len(base) if keep is None else min(len(base), piece + 1)
-        values, pushed, count = np.empty((1 if keep is None else 2, size, len(stream.names)), dtype), [], 0
-        cuts = [0, *sorted({*range(piece, len(bars), piece), *states, len(bars)})]
-        for number, (begin, end) in enumerate(pairwise(cuts)):
+        values, pushed = np.empty((1 if keep is None else 2, size, len(stream.names)), dtype), []
+        count = kept = 0
+        for begin, end in pairwise([0, *sorted({*range(piece, len(bars), piece), *states, len(bars)})]):
             if begin in states:
                 states[begin] = stream.get_state()
-            out = values[0, count:] if keep is None else values[number % 2]
+            out = values[0, count:] if keep is None else values[kept % 2]
             pushed.append(made := stream.push(chunk.part(begin, end), out))
             for place, name in enumerate(spec.custom, len(stream.names) - len(spec.custom)):
-                custom.check_finite(name, made.values[:, place], made.first)
+                custom.check_finite(name, made.values[:, place], count + made.first)
             if keep and len(made):
                 keep(made.values, len(base) - count - made.first)
+                kept += 1
             count += len(made.base)
             done(end - begin)
         rows = _join_pushed_rows(pushed, base, values[0] if keep is None else values[0, :0])

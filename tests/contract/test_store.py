@@ -247,3 +247,19 @@ def test_store_manifest_that_was_edited_or_leads_outside_counts_as_absent(proces
     (processed / "current.json").write_text('{"fingerprint": "../../etc"}')
     with pytest.raises(NotPreparedError, match="pointer"):
         doors.DatasetStore.current(processed)
+
+
+def test_kept_piece_of_features_stays_until_next_one_is_taken_where_pieces_end_without_a_row():
+    bars, market = synthetic_bars(days=8, kind="null", seed=0), doors.MarketSpec("MES", "cme", 0.25, True)
+    spec, pieces = doors.FeatureSpec(base_minutes=10, frames=(30,), families=("momentum",)), []
+
+    def keep(values, left):
+        if pieces:
+            np.testing.assert_array_equal(pieces[-1][0], pieces[-1][1])
+        pieces.append((values, values.copy(), left))
+
+    cuts = range(len(bars) - 40, len(bars))  # each bar by itself: nine of ten complete no row
+    made = doors.build_features(bars, market, spec, states={cut: {} for cut in cuts}, keep=keep)
+    wanted = doors.build_features(bars, market, spec)
+    np.testing.assert_array_equal(np.concatenate([kept for _, kept, _ in pieces]), wanted.values)
+    assert pieces[0][2] == len(wanted) == len(made) and 4 <= len(pieces) < 8 and not len(made.values)
