@@ -14,6 +14,7 @@ DEMO = "DEMO"  # the synthetic market with a planted edge: never written under a
 DEMO_NULL = "DEMO-NULL"  # the same market without an edge
 DEMOS = (DEMO, DEMO_NULL)
 BASE_MODELS = ("xgboost", "lstm", "patchtst")  # default base models of a stack
+AUTO_MODELS = ("xgboost", "lightgbm", "catboost", "linear")  # that `auto` searches by default
 DEFAULT_HORIZONS = (5, 10, 15, 20)
 LABEL_KINDS = ("triple_barrier", "direction", "trend_scanning", "meta")
 CALENDARS = ("cme", "nymex", "comex", "cme_crypto", "cme_fx", "cme_rates", "us_equity", "fx", "24h")

@@ -17,7 +17,7 @@ EXTRAS = {
     **dict.fromkeys(("fastapi", "starlette", "uvicorn", "prometheus_client"), "serve"),
     "adbc_driver_postgresql": "database",
     **dict.fromkeys(("torchvision", "webdataset", "PIL", "tensorboardX"), "vision"),
-    "torchao": "compress",
+    "torchao": "compress", "optuna": "auto",
     **dict.fromkeys(("transformers", "tokenizers", "datasets", "yaml"), "language"),
 }  # fmt: skip
 

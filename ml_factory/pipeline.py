@@ -5,6 +5,7 @@ paths it wrote. Notebooks, command line and tests call the same functions.
 """
 
 from ml_factory.workflows.audit import audit
+from ml_factory.workflows.auto import auto
 from ml_factory.workflows.backtest import backtest
 from ml_factory.workflows.clean import clean
 from ml_factory.workflows.cross_validate import cross_validate
@@ -33,8 +34,8 @@ from ml_factory.workflows.stack import stack
 from ml_factory.workflows.train import open_training, train
 
 __all__ = [
-    "audit", "backtest", "certificate", "clean", "cross_validate", "draw_cuts", "draw_gaps", "draw_split", "evaluate",
-    "explain", "export", "export_data", "feature_families", "frame_alignment", "gap_table", "leaderboard",
+    "audit", "auto", "backtest", "certificate", "clean", "cross_validate", "draw_cuts", "draw_gaps", "draw_split",
+    "evaluate", "explain", "export", "export_data", "feature_families", "frame_alignment", "gap_table", "leaderboard",
     "load_features", "load_labels", "load_predictions", "load_splits", "open_training", "plan", "predict", "prepare",
     "replay", "search_barriers", "stack", "train", "try_feature",
 ]  # fmt: skip

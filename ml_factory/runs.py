@@ -37,6 +37,7 @@ from ml_factory.tracking.wandb_restore import restore_from_wandb, try_restore_fr
 from ml_factory.tracking.wandb_sync import RunSnapshot
 
 LIBRARIES = ("numpy", "pandas", "scipy")
+TRIALS = "trials.json"  # finished trials of `auto`, in its folder
 FOLD_FILES = "fold-*.state"  # of finished folds, in a run's folder
 _ATTEMPT = re.compile(r"(.*-[0-9a-f]{10})(?:-\d+)?")
 # What runs themselves write into their folders.
@@ -468,13 +469,15 @@ _FACTS: dict[str, Callable] = {
 def count_trials(workspace: Workspace, symbol: str) -> int:
     """Return the trials of a symbol whose best may have been chosen, 1 at least, each once however often resumed.
 
-    Finished trainings, stacks and cross-validations, barriers that a search has found, and rules chosen by hand in
-    backtests of test rows.
+    Finished trainings, stacks and cross-validations, barriers that a search has found, rules chosen by hand in
+    backtests of test rows; and every trial of `auto`.
     """
     runs, _ = read_stored_runs(workspace.results / symbol)
+    studies = [name for name in files.names(workspace.results / symbol) if name.startswith("auto-")]
+    tried = [files.read_json_or_none(workspace.results / symbol / name / TRIALS) or [] for name in studies]
     finished = len({one.base for one in runs if one.ended})
     searched = sum(fnmatch(name, "h*-v*.json") for name in files.names(workspace.processed(symbol) / "searched"))
-    return max(finished + searched + sum(one.rules for one in runs), 1)
+    return max(finished + searched + sum(one.rules for one in runs) + sum(map(len, tried)), 1)
 
 
 def _other_runs(parent: Path, spec: RunSettings) -> dict[str, str]:

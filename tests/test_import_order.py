@@ -42,6 +42,7 @@ HOMES = {
     "transformers": {"recipes"},
     "tokenizers": {"recipes"},
     "datasets": {"recipes"},
+    "optuna": {"workflows"},
     "webdataset": {"recipes"},
     "torchvision": {"recipes"},
     "tensorboardX": {"recipes"},

@@ -8,7 +8,14 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from ml_factory.argument_checks import BASE_MODELS, CALENDARS, DEFAULT_HORIZONS, LABEL_KINDS, quick_from_environment
+from ml_factory.argument_checks import (
+    AUTO_MODELS,
+    BASE_MODELS,
+    CALENDARS,
+    DEFAULT_HORIZONS,
+    LABEL_KINDS,
+    quick_from_environment,
+)
 from ml_factory.cli_output import (
     cli_progress_bars,
     cli_training_progress,
@@ -232,6 +239,28 @@ def stack(
     ))  # fmt: skip
 
 
+def auto(
+    *, market: FeatureMarket = FeatureMarket(), horizon: Horizon = 20, trials: int | None = None,
+    hours: float | None = None,
+    model: Annotated[Texts, Parameter(help="Several times; empty: " + ", ".join(AUTO_MODELS) + ".")] = AUTO_MODELS,
+    folds: Folds = 5, seed: Seed = 0, quick: Quick = False, fresh: Fresh = False, uncertified: bool = False,
+    setting: Setting = (),
+) -> None:  # fmt: skip
+    """Search models and settings, and train the best. Example: `python -m ml_factory auto --symbol MES --trials 40`
+
+    Args:
+        trials: Trials of the search in all, those of earlier calls among them.
+        hours: Time of this call; where it ends depends on the machine.
+        uncertified: Accept data not proved free of look-ahead.
+    """
+    place = market.open()
+    settings = split_settings_by_model(model, parse_settings(setting), "--set")
+    run_verb(market.as_json, "searching", lambda: pipeline.auto(
+        place, market.symbol, horizon, hours, trials, models=model, folds=folds, model_settings=settings, seed=seed,
+        quick=quick_from_environment(quick), fresh=fresh, uncertified=uncertified, on_status=print_status,
+    ))  # fmt: skip
+
+
 def evaluate(
     *,
     market: FeatureMarket = FeatureMarket(),
@@ -351,5 +380,6 @@ def export(
 
 
 VERBS = (
-    export_data, prepare, audit, train, cross_validate, stack, evaluate, leaderboard, backtest, plan, predict, export,
+    export_data, prepare, audit, train, cross_validate, stack, auto, evaluate, leaderboard, backtest, plan, predict,
+    export,
 )  # fmt: skip

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -77,8 +77,10 @@ class EstimatorSpec:
     offset_column : input that grows evenly through the session, of the `SessionClockOffset` the model starts from;
         -1 for none.
     offset_bars : bars before the session's end with cells of their own in the offset.
+    SEARCH : setting -> (low, high), (low, high, "log") or (low, high, step), that `auto` searches.
     """
 
+    SEARCH: ClassVar[Mapping[str, tuple]] = {}
     patience: int = 30
     class_weight: str = "none"
     seed: int = 0

@@ -4,6 +4,7 @@ N rows, F features, K classes; the last row of w_PK (P = F + 1) is the bias. A r
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -27,6 +28,7 @@ class _LogisticRegressionSpec(TabularSpec):
     clip : scaled features are clipped at so many standard deviations.
     """
 
+    SEARCH: ClassVar = {"l2": (0.01, 10_000.0, "log"), "clip": (2.0, 16.0, "log")}
     rounds: int = 200
     clip: float = 8.0
 

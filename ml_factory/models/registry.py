@@ -116,6 +116,18 @@ def registered_model_settings(name: str, given: Mapping) -> dict:
     return rename_tabular_settings(name, given, resolve_registry_entry(_BLOCKS).block)
 
 
+def search_space(name: str) -> dict[str, tuple[tuple, Any]]:
+    """Return the settings of a model that `auto` searches: name -> (its range as in `EstimatorSpec`, its default)."""
+    spec, shared = find_model_spec(name), resolve_registry_entry(_TRAINING)
+    own = resolve_registry_entry(spec.estimator if spec.network is None else spec.network).Spec
+    parts = (own,) if spec.network is None else (shared, own)
+    return {
+        setting: (bounds, getattr(part, setting))
+        for part in parts
+        for setting, bounds in getattr(part, "SEARCH", {}).items()
+    }
+
+
 def split_settings_by_model(names: Sequence[str], given: Mapping[str, Any], where: str = "SETTINGS") -> dict[str, dict]:
     """Split settings of several models into model -> its settings.
 

@@ -6,6 +6,7 @@ B batch, T time steps, F features, H hidden units, X channels, C classes.
 import math
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from ml_factory.models.recurrent_layers import GRULayer, LSTMLayer
 class RecurrentSpec:
     """hidden : units a layer. dropout : between layers and before the head."""
 
+    SEARCH: ClassVar = {"hidden": (16, 128, "log"), "layers": (1, 2), "dropout": (0.0, 0.5)}
     hidden: int = 64
     layers: int = 1
     dropout: float = 0.1
@@ -73,6 +75,7 @@ class TCNSpec:
     levels : residual blocks, dilated 1, 2, 4, …; 0 takes as many as the window needs to be seen whole.
     """
 
+    SEARCH: ClassVar = {"width": (16, 64, "log"), "kernel": (2, 5), "dropout": (0.0, 0.5)}
     width: int = 32
     kernel: int = 3
     levels: int = 0

@@ -10,7 +10,7 @@ and starts again.
 import time
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -42,6 +42,7 @@ class TabularSpec(EstimatorSpec):
     block : rounds between two possible checkpoints.
     """
 
+    SEARCH: ClassVar = {"l2": (0.1, 100.0, "log")}
     rounds: int = 300
     block: int = 10
     l2: float = 1.0
@@ -59,6 +60,10 @@ class TabularBoosterSpec(TabularSpec):
     min_leaf : rows a leaf holds at least.
     """
 
+    SEARCH: ClassVar = TabularSpec.SEARCH | {
+        "learning_rate": (0.01, 0.2, "log"), "depth": (2, 6), "row_sample": (0.4, 1.0), "column_sample": (0.2, 1.0),
+        "min_leaf": (5.0, 500.0, "log"),
+    }  # fmt: skip
     learning_rate: float = 0.05
     depth: int = 3
     row_sample: float = 0.8

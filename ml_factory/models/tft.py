@@ -5,6 +5,7 @@ B batch, T time steps, F features or V variables, D width, H heads, K width of a
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -177,6 +178,7 @@ class TFTSpec:
         would be most of the training's time.
     """
 
+    SEARCH: ClassVar = {"width": (8, 32, 8), "layers": (1, 2), "dropout": (0.0, 0.5)}
     width: int = 16
     heads: int = 2
     layers: int = 1

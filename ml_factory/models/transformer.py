@@ -6,7 +6,7 @@ X width of a code, C classes.
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -131,6 +131,7 @@ class ITransformerSpec:
     cores.
     """
 
+    SEARCH: ClassVar = {"width": (8, 32, 8), "layers": (1, 3), "inner": (16, 96, 16), "dropout": (0.0, 0.5)}
     width: int = 16
     heads: int = 2
     layers: int = 2
@@ -177,6 +178,7 @@ class PatchTSTSpec:
     inner : width of the feed-forward part.
     """
 
+    SEARCH: ClassVar = {"width": (8, 32, 8), "layers": (1, 3), "inner": (16, 96, 16), "dropout": (0.0, 0.5)}
     patch: int = 16
     stride: int = 8
     width: int = 16

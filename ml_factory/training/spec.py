@@ -1,6 +1,7 @@
 """Settings of the training loop."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ml_factory.models.base import EstimatorSpec, check_settings
 
@@ -27,6 +28,7 @@ class TrainSpec(EstimatorSpec):
     log_steps : least steps between two progress lines, and between two checks for non-finite numbers.
     """
 
+    SEARCH: ClassVar = {"lr": (1e-4, 5e-3, "log"), "weight_decay": (1e-3, 0.3, "log")}
     epochs: int = 20
     batch: int = 256
     accumulate: int = 1

@@ -3,14 +3,14 @@
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ml_factory.errors import SettingsError
+from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.evaluation.baselines import BASELINES
 from ml_factory.evaluation.calibration import condition_on_classes
 from ml_factory.evaluation.findings import concentration_finding, finding_lines, sort_findings
@@ -19,14 +19,22 @@ from ml_factory.evaluation.verdict import ModelVerdict, describe_missing_classes
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.registry import build_model, check_registered_model_settings
 from ml_factory.result import Result, limits_lines, origin_table, verdict_lines
-from ml_factory.runs import RunOptions, open_run
-from ml_factory.settings import make_run_settings
+from ml_factory.runs import FitCheckpoints, RunOptions, open_run
+from ml_factory.settings import RunSettings, make_run_settings
 from ml_factory.storage.workspace import Workspace, push_workspace_on_exit
 from ml_factory.targets.labels import expected_label_classes
 from ml_factory.targets.weights import WeightSpec
 from ml_factory.tracking.run_log import is_log_complete
 from ml_factory.workflows.evaluation import best_baseline, prepared_dataset_baselines, prepared_dataset_metrics
-from ml_factory.workflows.folds import FoldForecasts, FoldModel, FoldPlan, FoldSchemeSpec, fit_folds, plan_folds
+from ml_factory.workflows.folds import (
+    FoldForecasts,
+    FoldModel,
+    FoldPlan,
+    FoldSchemeSpec,
+    fit_fold,
+    fit_folds,
+    plan_folds,
+)
 from ml_factory.workflows.predictions import write_predictions
 from ml_factory.workflows.prepared_dataset import PreparedDataset, quick_row_limit, resolve_dataset_settings
 from ml_factory.workflows.train import load_data_of_run, weight_settings
@@ -70,7 +78,7 @@ def cross_validate(
     cut = scheme if isinstance(scheme, FoldSchemeSpec) else FoldSchemeSpec(scheme, folds)
     chosen = RunOptions.of(options, unused=("source",))
     data = load_data_of_run(workspace, symbol, horizon, chosen)
-    _check_labels(data)
+    check_barriers_unsearched(data)
     fold_settings = cut.to_dict() | weight_settings(weights)
     spec = make_run_settings(
         symbol, horizon, model, task="folds", seed=chosen.seed, quick=chosen.quick, data=data.fingerprint,
@@ -81,13 +89,13 @@ def cross_validate(
         found = run.status(finished=ended)
         chosen.on_status(found)
         fitted_with = {name: value for name, value in spec.settings if name not in fold_settings}
-        lookback = build_model(model, **resolve_dataset_settings(data, fitted_with)).lookback
-        plan = plan_folds(data, data.development_rows(), cut, lookback, quick_row_limit(model, chosen.quick))
+        fold_model = FoldModel(chosen.seed, model, fitted_with, weights)
+        plan = plan_model_folds(data, fold_model, cut, chosen.quick)
         run.begin()
         # Locked before the log is opened; a complete log is not written again.
         complete = is_log_complete(run.folder / "log")
         with run.phase.acquired(), nullcontext() if complete else run.log(chosen.mirror) as tracker:
-            outcome = fit_folds(run, data, plan, FoldModel(chosen.seed, model, fitted_with, weights))
+            outcome = fit_folds(run, data, plan, fold_model)
             scored = score_folds(data, outcome, model)
             table = fold_score_table(data, scored)
             gain, gain_se = fold_score_mean_gain(table, model)
@@ -143,7 +151,13 @@ def _path_line(paths: pd.DataFrame, model: str) -> str:
     return f"  {len(gains)} paths: from {gains.min():+.4f} to {gains.max():+.4f}, {(gains > 0).mean():.0%} above 0"
 
 
-def _check_labels(data: PreparedDataset) -> None:
+def plan_model_folds(data: PreparedDataset, model: FoldModel, scheme: FoldSchemeSpec, quick: bool) -> FoldPlan:
+    """Cut the rows before the test rows into folds for this model."""
+    lookback = build_model(model.name, **resolve_dataset_settings(data, model.settings)).lookback
+    return plan_folds(data, data.development_rows(), scheme, lookback, quick_row_limit(model.name, quick))
+
+
+def check_barriers_unsearched(data: PreparedDataset) -> None:
     """Raise SettingsError for labels whose barriers were searched on rows that some fold tests.
 
     A search sees the training rows of the chronological split, and every fold tests some of these.
@@ -206,6 +220,26 @@ def score_folds(data: PreparedDataset, outcome: FoldForecasts, name: str) -> lis
         forecasts = {name: calibrated, name + UNCALIBRATED: p[finite], **counted}
         found.append(ScoredFold(rows, plan.block[test[finite]], forecasts, best))
     return found
+
+
+def fold_gain(
+    data: PreparedDataset, settings: RunSettings, scheme: FoldSchemeSpec, fold: int,
+    checkpoints: FitCheckpoints | None = None,
+) -> tuple[float, list[str]]:  # fmt: skip
+    """Fit a model on one fold; return its gain over the best baseline there, and why it may be inexact.
+
+    It depends on the arguments alone, whatever the process. Raises FactoryError where the fold's training rows hold
+    one class.
+    """
+    model = FoldModel(settings.seed, settings.model, dict(settings.settings))
+    plan = plan_model_folds(data, model, scheme, settings.quick)
+    p_N3, calibration, inexact = fit_fold(data, plan, model, fold, checkpoints, None)
+    if not np.isfinite(p_N3).any():
+        raise FactoryError("The training rows of a fold are of one class", where=f"fold {fold + 1} of {scheme.folds}",
+                           next_step="prepare more bars, or set closer barriers: a smaller k_up, k_down")  # fmt: skip
+    forecasts = FoldForecasts(replace(plan, folds=plan.folds[fold : fold + 1]), [p_N3], [calibration])
+    table = fold_score_table(data, score_folds(data, forecasts, model.name)).set_index("name")
+    return float(table.loc[model.name, "gain_best"]), [*inexact]
 
 
 def fold_score_table(data: PreparedDataset, evaluated: Sequence[ScoredFold]) -> pd.DataFrame:

@@ -252,7 +252,7 @@ def fit_folds(
         resumed += state is not None
         if state is None:
             checkpoints = FitCheckpoints(phase, machine)
-            p, calibration, inexact = _fit_fold(data, plan, model, number, checkpoints, observe)
+            p, calibration, inexact = fit_fold(data, plan, model, number, checkpoints, observe)
             inexact = merge_inexact_reasons(inexact, checkpoints.machine_differences)
             state = {"p": p, "calibration": calibration.to_dict(), "inexact": inexact, "machine": machine}
             write_state_file(path, state)
@@ -286,12 +286,12 @@ def _read_fold(path: Path, shape: tuple[int, int]) -> dict | None:
     return state if state["p"].shape == shape else None
 
 
-def _fit_fold(
+def fit_fold(
     data: PreparedDataset,
     plan: FoldPlan,
     model: FoldModel,
     number: int,
-    checkpoints: FitCheckpoints,
+    checkpoints: FitCheckpoints | None,
     observe: Observer | None,
 ) -> tuple[np.ndarray, Calibration, Sequence[str]]:
     """Return the forecasts of a fold's test rows, float64 (test rows, 3), its calibration, and why it may be inexact.

@@ -115,7 +115,7 @@ from ml_factory.models.importances import feature_importance_table
 from ml_factory.models.logistic_regression import LogisticRegression
 from ml_factory.models.registry import (
     BOOSTERS, build_model_from_state, find_model_spec, model_state_from_checkpoint, register_model,
-    registered_model_settings, registered_source_hash,
+    registered_model_settings, registered_source_hash, search_space,
 )  # fmt: skip
 from ml_factory.models.rows import balanced_class_factors
 from ml_factory.models.session_clock import PSEUDO_COUNTS, SessionClock, SessionClockOffset, SessionTime, class_shares
@@ -197,7 +197,7 @@ from ml_factory.workflows import train as train_module
 from ml_factory.workflows.backtest import luck_sentence
 from ml_factory.workflows.build import build as build_data
 from ml_factory.workflows.cross_validate import (
-    fold_score_mean_gain, fold_score_table, labels_of_scored_folds, path_score_table, score_folds,
+    fold_gain, fold_score_mean_gain, fold_score_table, labels_of_scored_folds, path_score_table, score_folds,
     verdict_of_fold_scores,
 )  # fmt: skip
 from ml_factory.workflows.evaluation import (

@@ -22,6 +22,7 @@ RUNS = {
     "train": (*SMALL, "--model", "xgboost", "--quick"),
     "cross-validate": (*SMALL, "--model", "linear", "--folds", 2, "--quick"),
     "stack": (*SMALL, "--base-model", "linear", "--base-model", "xgboost", "--folds", 2, "--quick"),
+    "auto": (*SMALL, "--trials", 1, "--model", "linear", "--folds", 2, "--quick"),
     "evaluate": (*SMALL, "--model", "linear"),
     "leaderboard": ("--symbol", "DEMO"),
     "backtest": (*SMALL, "--model", "linear"),
@@ -31,6 +32,7 @@ RUNS = {
 }
 # Notebooks, the service, databases, W&B and slices have tests of their own: tests/test_notebooks.py, test_service.py
 ELSEWHERE = {"suite", "run", "serve", "export-data", "tracking", "recipe", "tpu"}
+LIMIT = {"auto": ("--trials", 1)}  # without which it does not begin
 ON_SYMBOL = (
     "prepare",
     "audit",
@@ -38,6 +40,7 @@ ON_SYMBOL = (
     "train",
     "cross-validate",
     "stack",
+    "auto",
     "evaluate",
     "backtest",
     "predict",
@@ -110,9 +113,9 @@ def test_hostile_symbol_is_refused_and_nothing_is_written(verb, symbol, call, tm
 @pytest.mark.parametrize("verb", [verb for verb in ON_SYMBOL if verb not in ("prepare", "suite")])
 def test_absent_data_exits_1_with_the_next_step(verb, call, tmp_path):
     (tmp_path / "data" / "raw").mkdir(parents=True)
-    code, out, err = call(verb, "--workspace", tmp_path, "--symbol", "MES")
+    code, out, err = call(verb, "--workspace", tmp_path, "--symbol", "MES", *LIMIT.get(verb, ()))
     assert "Next: " in refused(code, out, err) and code == 1
-    code, out, err = call(verb, "--workspace", tmp_path / "mistyped", "--symbol", "MES")
+    code, out, err = call(verb, "--workspace", tmp_path / "mistyped", "--symbol", "MES", *LIMIT.get(verb, ()))
     assert "No such workspace" in refused(code, out, err) and code == 1 and not (tmp_path / "mistyped").exists()
 
 

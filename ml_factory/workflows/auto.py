@@ -1,0 +1,314 @@
+"""`auto`: search models and their settings on purged folds of the rows before the test rows, and train the best.
+
+results/{SYMBOL}/auto-…/journal.log       Optuna's journal of the search, JSON lines, which processes may share
+results/{SYMBOL}/auto-…/trials.json       the finished trials, each of which counts for luck
+"""
+
+import json
+import math
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.argument_checks import AUTO_MODELS
+from ml_factory.checkpoints.compute_session import expected_hours_left
+from ml_factory.code_fingerprint import source_hash
+from ml_factory.errors import CheckpointError, FactoryError, SettingsError, refuse_damaged_content
+from ml_factory.lazy_module import LazyModule
+from ml_factory.models.registry import check_registered_model_settings, registered_model_settings, search_space
+from ml_factory.progress import progress_phase
+from ml_factory.result import Result
+from ml_factory.runs import (
+    TRIALS,
+    FitCheckpoints,
+    RunOptions,
+    newest_run_folder,
+    open_run_checkpoints,
+    run_machine_facts,
+)
+from ml_factory.seeding import derive_seed
+from ml_factory.settings import RunSettings, make_run_settings
+from ml_factory.storage.files import files
+from ml_factory.storage.json_values import fingerprint_json
+from ml_factory.storage.locks import file_lock
+from ml_factory.storage.mirror import push_in_background
+from ml_factory.storage.workspace import Workspace, push_workspace_on_exit
+from ml_factory.workflows.cross_validate import check_barriers_unsearched, fold_gain, plan_model_folds
+from ml_factory.workflows.folds import FoldModel, FoldSchemeSpec
+from ml_factory.workflows.prepared_dataset import PreparedDataset
+from ml_factory.workflows.train import load_data_of_run, train_or_load
+from ml_factory.workflows.train_ranks import check_single_rank
+
+POLL_SECONDS = 1.0  # between two looks at the last trials of another process
+optuna, journal = LazyModule("optuna"), LazyModule("optuna.storages.journal")  # they come with the extra auto
+
+
+@push_workspace_on_exit
+def auto(
+    workspace: Workspace | str | Path, symbol: str, horizon: int, hours: float | None = None,
+    trials: int | None = None, *, models: Sequence[str] = AUTO_MODELS, folds: int = 5,
+    model_settings: Mapping[str, Mapping] | None = None, **options: Any,
+) -> Result:  # fmt: skip
+    """Search models and settings by their mean gain over the best baseline on purged folds, and train the best.
+
+    A trial is a cross-validation over the rows before the test rows; only the training of the best one reads these.
+    A search continues where it was interrupted, and several processes of one machine may share it.
+
+    hours : time of this call; where the search ends then depends on the machine.
+    trials : trials of the search in all, those of earlier calls among them. Either hours or trials is given.
+    models : those searched; the first trial of each has its defaults.
+    folds : number of purged folds. A trial whose mean gain after two or more is below the others' median stops there.
+    model_settings : model -> settings that are not searched, and the same in all its trials.
+    options : as of `train`, without `source` and `run`.
+
+    The result has
+
+    trials : a row per finished trial: trial, model, state (complete or pruned), folds, gain in nats a row, settings.
+    best : the row of the best complete trial; beats: its gain is above 0.
+    command : of the training of the best, with its verdict and trained_run_id; None where nothing beats the baselines:
+        no test row was read then.
+    exact : False where hours, or a fit, make the end depend on the machine; inexact_because has the reasons.
+
+    Raises SettingsError, NotPreparedError, FactoryError.
+    """
+    started, workspace = time.perf_counter(), Workspace(workspace)
+    check_single_rank("auto")
+    limits = {name: value for name, value in (("hours", hours), ("trials", trials)) if value is not None}
+    if len(limits) != 1 or not 0 < next(iter(limits.values())) < math.inf or not isinstance(trials, int | None):
+        raise SettingsError(
+            "A search ends after a number of trials, or after hours", where="trials, hours", got=limits or "neither",
+            wanted="one of them, above 0", next_step="give --trials 40, or --hours 2",
+        )  # fmt: skip
+    chosen = RunOptions.of(options, unused=("source", "run"))
+    given = {name: check_registered_model_settings(name, (model_settings or {}).get(name)) for name in models}
+    data = load_data_of_run(workspace, symbol, horizon, chosen)
+    check_barriers_unsearched(data)
+    study = _Study(workspace, data, given, FoldSchemeSpec(folds=folds), chosen)
+    with study.checkpoints:
+        study.search(trials, min(hours, expected_hours_left()) * 3600 if hours else math.inf)
+    table, path = study.finished(trials), study.folder / TRIALS
+    complete = [one for one in table if one["state"] == "complete"]
+    if not complete:
+        raise FactoryError("No trial ended in this time", where=path, next_step="give more hours: it continues")
+    best, trained, command = max(complete, key=lambda one: one["gain"]), None, None  # of equals the first
+    ending = ["Nothing beats the time of the session, or another baseline. Nothing was trained, no test row was read."]
+    if best["gain"] > 0:
+        command = _train_command(workspace, data, best, chosen)
+        chosen.on_status(f"Trains the best of {len(table)} trials: {command}")
+        began = time.perf_counter()
+        with file_lock(study.folder / "training.lock"):  # the other processes load what the first one trains
+            training = train_or_load(
+                workspace, symbol, horizon, best["model"], (), best["settings"], None, None,
+                replace(chosen, fresh=False),
+            )  # fmt: skip
+            trained = training and training.reported(began)
+        ending = [f"  {command}", *(trained.summary().splitlines() if trained else ())]
+    because, seconds = [*(["hours"] if hours else []), *study.inexact()], time.perf_counter() - started
+    lines = [
+        f"auto on {symbol}, horizon {horizon}: {len(table)} trials on {folds} folds before the test rows, "
+        f"{len(table) - len(complete)} of them stopped early, {seconds:.1f} s",
+        f"  best: {best['model']}, gain over the best baseline {best['gain']:+.4f} nats a row; all trials in {path}",
+        *(["  ended by hours: another machine ends elsewhere"] if hours else []), *ending,
+    ]  # fmt: skip
+    return Result(
+        lines, figure=trained and trained.plot, symbol=symbol, horizon=horizon, models=list(models),
+        run_id=study.run_id, trials=pd.DataFrame(table), best=best, beats=best["gain"] > 0, command=command,
+        verdict=trained and trained.verdict, trained_run_id=trained and trained.run_id, exact=not because,
+        inexact_because=because, path=path, seconds=seconds,
+    )  # fmt: skip
+
+
+def _train_command(workspace: Workspace, data: PreparedDataset, best: Mapping, options: RunOptions) -> str:
+    """Return the command that trains, or finds, the model of these settings."""
+    words = ["train", "--workspace", workspace.address, "--symbol", data.symbol, "--horizon", data.horizon]
+    words += ["--model", best["model"], "--seed", options.seed]
+    words += [f"--{name}" for name in ("quick", "uncertified") if getattr(options, name)]
+    words += [f"--set={name}={json.dumps(value)}" for name, value in best["settings"].items()]
+    return "python -m ml_factory " + shlex.join(map(str, words))
+
+
+# ---- the search ----------------------------------------------------------------------------------------------------
+
+
+class _Study:
+    """Trials of models and settings, in a journal that several processes may share.
+
+    The number of a trial counts the trials begun before it, without those of killed processes. Its parameters are a
+    function of the seed, this number and the finished trials. Once they are all in the journal, a process owns it.
+    """
+
+    def __init__(
+        self, workspace: Workspace, data: PreparedDataset, given: Mapping[str, dict], scheme: FoldSchemeSpec,
+        options: RunOptions,
+    ):  # fmt: skip
+        self.data, self.scheme, self.options = data, scheme, options
+        self.given = {name: registered_model_settings(name, own) for name, own in given.items()}
+        self.spaces: dict[str, dict] = {}  # model -> "model.setting" -> (range, default)
+        for model, own in self.given.items():
+            found = search_space(model).items()
+            self.spaces[model] = {f"{model}.{name}": space for name, space in found if name not in own}
+            plan_model_folds(data, FoldModel(options.seed, model, own), scheme, options.quick)  # refused before hours
+        identity = (
+            ("base_models", list(given)), ("folds", scheme.folds), ("model_settings", self.given),
+            ("search", source_hash(["workflows/auto.py"])),
+        )  # fmt: skip
+        settings = RunSettings(
+            data.symbol, data.horizon, "study", "auto", options.seed, options.quick, data.fingerprint, identity
+        )
+        run = newest_run_folder(workspace.results / data.symbol, settings.run_id, options.fresh)
+        self.run_id, self.folder, self.checkpoints = run.run_id, run.folder, open_run_checkpoints(workspace, run)
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        with file_lock(self.folder / "study.lock"):
+            self.study = _open_study(self.folder / "journal.log")
+        self.states = optuna.trial.TrialState
+
+    def search(self, count: int | None, seconds: float) -> None:
+        """Run trials until `count` are finished, or as many as fit into these seconds."""
+        began = time.monotonic()
+        with progress_phase("search", count, of="trials", start=len(self.finished(count))) as done:
+            while True:
+                with file_lock(self.folder / "study.lock"):
+                    self._fail_abandoned()
+                    trial = self._ask() if self._is_wanted(count, seconds + began - time.monotonic()) else None
+                if trial is not None:
+                    self._run(trial)
+                    done(1)
+                elif count is None or all(one.state.is_finished() for one in self._begun()[:count]):
+                    return
+                else:
+                    time.sleep(POLL_SECONDS)
+
+    def finished(self, count: int | None = None) -> list[dict]:
+        """Return the facts of those finished among the first `count` trials, in order."""
+        return [
+            {"trial": number, "model": one.params["model"], "state": one.state.name.lower(),
+             "folds": len(one.user_attrs["folds"]), "gain": one.value, "settings": self._found(one.params)}
+            for number, one in enumerate(self._begun()[:count]) if one.state.is_finished()
+        ]  # fmt: skip
+
+    def inexact(self) -> list[str]:
+        """Return the reasons why a trial may have other bits on another machine."""
+        folds = [fold for one in self._begun() for fold in one.user_attrs.get("folds", ())]
+        return list(dict.fromkeys(reason for _, reasons in folds for reason in reasons))
+
+    def _begun(self) -> list:
+        """Return the trials in their order, without those of killed processes."""
+        wanted = (self.states.RUNNING, self.states.COMPLETE, self.states.PRUNED)
+        return self.study.get_trials(deepcopy=False, states=wanted)
+
+    def _found(self, params: Mapping) -> dict:
+        """Return a trial's settings, without those that are the model's defaults."""
+        model = params["model"]
+        found = {name.partition(".")[2]: params.get(name, default) for name, (_, default) in self.spaces[model].items()
+                 if params.get(name, default) != default}  # fmt: skip
+        return self.given[model] | {name: _rounded(value) for name, value in found.items()}
+
+    def _settings(self, params: Mapping) -> RunSettings:
+        return make_run_settings(
+            self.data.symbol, self.data.horizon, params["model"], task="folds", seed=self.options.seed,
+            quick=self.options.quick, data=self.data.fingerprint, settings=self._found(params),
+        )  # fmt: skip
+
+    def _phase(self, trial: Any) -> Any:
+        """Return the checkpoints of a trial, which a process owns while it works on it."""
+        return self.checkpoints.phase(f"trial_{fingerprint_json(trial.params)[:16]}")
+
+    def _is_wanted(self, count: int | None, left: float) -> bool:
+        """Return True where another trial is to begin; in time, the longest so far and the training must fit."""
+        begun = self._begun()
+        longest = max((one.duration.total_seconds() for one in begun if one.duration), default=0.0)
+        return len(begun) < count if count else left > longest * (1 + 1 / self.scheme.folds)
+
+    def _fail_abandoned(self) -> None:
+        """Fail running trials that no living process owns; their parameters are tried again."""
+        for one in self._begun():
+            if one.state.is_finished():
+                continue
+            whole = "model" in one.params and set(one.params) == {"model", *self.spaces[one.params["model"]]}
+            try:
+                with self._phase(one).acquired() if whole else nullcontext():  # else no process owned it
+                    self.study.tell(one.number, state=self.states.FAIL)
+            except CheckpointError:
+                continue
+            if whole:
+                self.study.enqueue_trial(one.params)
+
+    def _ask(self) -> Any:
+        """Begin the next trial: choose its model and settings, and own it."""
+        number, models = len(self._begun()), list(self.spaces)
+        if number < len(models) and not self.study.get_trials(deepcopy=False, states=(self.states.WAITING,)):
+            defaults = {name: default for name, (_, default) in self.spaces[models[number]].items()}
+            self.study.enqueue_trial({"model": models[number], **defaults})
+        self.study.sampler = optuna.samplers.TPESampler(seed=derive_seed(self.options.seed, "auto", number))
+        trial = self.study.ask()
+        model = trial.suggest_categorical("model", models)
+        for name, (bounds, _) in self.spaces[model].items():
+            _suggest(trial, name, *bounds)
+        self._phase(trial).acquire()
+        return trial
+
+    def _run(self, trial: Any) -> None:
+        """Cross-validate a trial fold by fold, except folds that a killed process has finished, and record it."""
+        settings, phase, count = self._settings(trial.params), self._phase(trial), self.scheme.folds
+        same = [one.user_attrs.get("folds", []) for one in self.study.get_trials() if one.params == trial.params]
+        folds, state = max(same, key=len), self.states.COMPLETE
+        for fold in range(count):
+            if fold == len(folds):
+                checkpoints = FitCheckpoints(phase, run_machine_facts(settings))
+                gain, reasons = fold_gain(self.data, settings, self.scheme, fold, checkpoints)
+                phase.remove_files()
+                folds.append([gain, reasons + checkpoints.machine_differences])
+            trial.set_user_attr("folds", folds[: fold + 1])
+            mean = float(np.mean([gain for gain, _ in folds[: fold + 1]]))
+            trial.report(mean, fold)
+            if fold + 1 < count and trial.should_prune():
+                state = self.states.PRUNED
+                break
+        self.study.tell(trial, mean if state == self.states.COMPLETE else None, state)
+        with file_lock(self.folder / "study.lock"):
+            files.write_json(self.folder / TRIALS, self.finished())
+        phase.release()
+        push_in_background(self.folder)
+        self.options.on_status(f"{settings.model}: gain {mean:+.4f} after {fold + 1} of {count} folds")
+
+
+def _rounded(value: float) -> float:
+    """Return a setting with the three digits that the command of the training shows."""
+    return value if isinstance(value, int) else float(f"{value:.3g}")
+
+
+def _suggest(trial: Any, name: str, low: float, high: float, how: str | int = 1) -> None:
+    """Choose a parameter of a range as in `EstimatorSpec.SEARCH`."""
+    if isinstance(low, int):
+        trial.suggest_int(name, low, high, **({"log": True} if how == "log" else {"step": how}))
+    else:
+        trial.suggest_float(name, low, high, log=how == "log")
+
+
+def _open_study(path: Path) -> Any:
+    """Open the search of this journal, without a last line that a full disk cut off. Raises CheckpointError."""
+    lock = journal.JournalFileOpenLock(str(path))
+    with refuse_damaged_content(
+        CheckpointError, "The journal of this search is damaged", where=path, next_step="begin another with FRESH"
+    ):
+        lock.acquire()
+        try:
+            text = files.read(path) if files.is_file(path) else b""
+            if not text.endswith(b"\n"):
+                files.write(path, text[: text.rfind(b"\n") + 1])
+        finally:
+            lock.release()
+        return optuna.create_study(
+            storage=journal.JournalStorage(journal.JournalFileBackend(str(path), lock_obj=lock)), study_name="auto",
+            # Stops a trial whose mean gain is below the median of the others' after as many folds, as Vizier does
+            # (Golovin et al. 2017, 3.2.2). A signed-rank test of five folds decides after the fourth at the earliest.
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=1), direction="maximize",
+            load_if_exists=True,
+        )  # fmt: skip
