@@ -41,7 +41,7 @@ def source_hash(packages: Iterable[str] = ("",), exclude: Iterable[str] = ()) ->
 
 @cache
 def _file_hash(path: str, *stamp: int) -> str:
-    """Return the file's hash, read once for each stamp: a step of the pipeline asks for all of them several times."""
+    """Return the file's hash, read once for each stamp: a verb hashes all of them several times."""
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 

@@ -317,19 +317,25 @@ def _persists(close: np.ndarray, rows: np.ndarray, move: np.ndarray) -> np.ndarr
     return left * np.sign(move) > PERSISTING_SHARE * np.abs(move)
 
 
-def _gap_and_range(log: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the jump before each bar, float64[N], and the largest range of the three bars before and from it on."""
-    gap = np.append(0.0, log["open"][1:] - log["close"][:-1])
-    padded = np.concatenate([np.zeros(3), log["high"] - log["low"], np.zeros(3)])
-    return gap, np.max([padded[k : k + len(gap)] for k in range(6)], axis=0)
+def _jumps(log: dict[str, np.ndarray]) -> np.ndarray:
+    """Return the jump before each bar, float64[N]."""
+    return np.append(0.0, log["open"][1:] - log["close"][:-1])
+
+
+def _ranges_around(log: dict[str, np.ndarray], rows: np.ndarray) -> np.ndarray:
+    """Return the largest range of the three bars before and from each of these rows on, float64[rows]."""
+    near = rows[:, None] + np.arange(-3, 3)
+    inside = (near >= 0) & (near < len(log["high"]))
+    near[~inside] = 0
+    return np.where(inside, log["high"][near] - log["low"][near], 0.0).max(axis=1)
 
 
 def _unit_of_bars(log: dict[str, np.ndarray]) -> np.ndarray:
     """Return int64[N]: the power of ten between a jump by it and the jump back."""
-    gap, swing = _gap_and_range(log)
+    gap = _jumps(log)
     power = np.rint(gap / _TEN).astype(np.int64)
-    rows = np.flatnonzero((power != 0) & (np.abs(power) <= 3) & (swing < 0.1 * _TEN)
-                          & (np.abs(gap - power * _TEN) < 0.05))  # fmt: skip
+    rows = np.flatnonzero((power != 0) & (np.abs(power) <= 3) & (np.abs(gap - power * _TEN) < 0.05))
+    rows = rows[_ranges_around(log, rows) < 0.1 * _TEN]
     unit, begun = np.zeros(len(gap), np.int64), -1
     for row in rows.tolist():
         if begun >= 0 and power[row] == -power[begun]:
@@ -348,11 +354,12 @@ def _level_jumps(log: dict[str, np.ndarray], adjacent: np.ndarray, edge: np.ndar
     log : column -> float64[N], log prices. adjacent : bool[N], the bar follows its predecessor within the session.
     edge : bool[N], first bar of a session. usual : float64[N], as of `_usual_move`.
     """
-    gap, swing = _gap_and_range(log)
+    gap = _jumps(log)
     size, night = np.abs(gap), edge & ~adjacent
     usual_night = 8 * np.minimum(size[night], 20 * np.median(size[night])).mean()  # the file's first bar is one
     limit = np.where(night, np.maximum(RATIO_JUMP, usual_night), JUMP_MOVES * usual)
-    rows = np.flatnonzero((adjacent | night) & (size > np.maximum(limit, JUMP_RANGES * swing)))
+    rows = np.flatnonzero((adjacent | night) & (size > limit))
+    rows = rows[size[rows] > JUMP_RANGES * _ranges_around(log, rows)]
     traded = np.concatenate([[0], np.cumsum(log["high"] > log["low"])])  # without trades the quote jumps
     after, first = np.minimum(rows + 10, len(gap)), np.maximum(rows - 10, 0)
     rows = rows[(traded[after] - traded[first] > 0.5 * (after - first)) | (size[rows] >= RATIO_JUMP)]

@@ -16,6 +16,7 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -251,7 +252,12 @@ class DatasetStore:
         build : its argument takes the values of each piece, and how many rows are left with them (`build_features`)
         """
         made: list[FeatureRows] = []
-        self._write(FEATURES, lambda path: _save_pieces(path, lambda keep: made.append(build(keep))))
+        try:
+            self._write(FEATURES, lambda path: _save_pieces(path, lambda keep: made.append(build(keep))))
+        except BaseException:
+            with suppress(OSError):  # a refused build leaves no folder, unless it holds an earlier file
+                self.folder.rmdir()
+            raise
         facts = np.empty(len(made[0].known_at), ROW_FACTS)
         with progress_phase("writing", len(facts)):
             for name in ROW_FACTS.names:

@@ -226,6 +226,8 @@ def disk_errors(path: Path, needed: Callable[[], int | None] = lambda: None) -> 
     """Turn an OSError about `path` into a FileError; `needed` returns the bytes wanted, for a full disk."""
     try:
         yield
+    except BrokenPipeError:  # of who reads the output, not of a file
+        raise
     except OSError as error:
         if error.errno in _FULL:
             size, free = needed(), "a disk that does not report its free space"

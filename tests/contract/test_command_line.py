@@ -164,6 +164,8 @@ def test_cli_prepare_with_too_few_bars_exits_1_and_keeps_prepared_data(call, tmp
     assert call("prepare", *place, "--horizon", 5, "--data", tmp_path / "long.csv")[0] == 0
     code, out, err = call("prepare", *place, "--horizon", 5, "--data", tmp_path / "short.csv")
     assert code == 1 and "Too few bars" in one_line(code, out, err) and "bars of 60m, 110 wanted" in err
+    folders = [path.name for path in Workspace(tmp_path / "w").processed("MES").iterdir() if path.is_dir()]
+    assert len(folders) == 2 and "certificates" in folders  # and the data set of before
     code, out, _ = call("prepare", *place, "--horizon", 5)
     assert code == 0 and "found as prepared before" in out
 
