@@ -114,6 +114,16 @@ def test_import_check_with_broken_rule_reports_one_complaint(name, source):
     assert len(list(complaints(PACKAGE / f"{name}.py", source))) == 1
 
 
+def test_xla_tests_import_no_contract_test():
+    """Their environment has neither the command line's packages nor the boosters."""
+    begun = sorted(Path(__file__).with_name("xla").glob("*.py"))
+    for path in begun:
+        for name in re.findall(r"^from tests\.(\S+) import", path.read_text(), re.M):
+            found = Path(__file__).parent / f"{name.replace('.', '/')}.py"
+            assert not name.startswith("contract"), path
+            begun += [found] if found not in begun else []
+
+
 def test_library_files_are_used_by_library_notebooks_or_utils():
     """A file that only tests or benchmarks import is not what a user runs."""
     others = [*PACKAGE.rglob("*.py"), *(ROOT / "utils").rglob("*.py"), *(ROOT / "colab_notebooks").rglob("*.ipynb")]

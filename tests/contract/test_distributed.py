@@ -13,7 +13,8 @@ import torch
 
 from ml_factory.errors import FactoryError
 from tests.contract import doors
-from tests.contract.test_training_state import CPU, IDENTITY, ROWS, Kept, flat, small, weighted
+from tests.contract.test_training_state import CPU, IDENTITY
+from tests.training.small_run import ROWS, Kept, flat, small, weighted
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = {

@@ -16,7 +16,7 @@ from tests.contract.doors import (
     init_network_from_seed,
     weighted_cross_entropy,
 )
-from tests.contract.test_training_state import Kept
+from tests.training.small_run import Kept
 
 SMALL = {"epochs": 2, "batch": 32, "lookback": 8, "hidden": 8, "device": "cpu", "threads": 1}
 

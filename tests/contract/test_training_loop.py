@@ -20,7 +20,8 @@ from tests.contract.doors import (
     serialize_state,
     take_training_step,
 )
-from tests.contract.test_training_state import CPU, Kept
+from tests.contract.test_training_state import CPU
+from tests.training.small_run import Kept
 
 IDENTITY = {"model": "line", "settings": {}, "data": {}}
 

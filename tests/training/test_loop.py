@@ -2,7 +2,7 @@
 
 from ml_factory.training.spec import TrainSpec
 from tests.contract.test_training_loop import run
-from tests.contract.test_training_state import Kept
+from tests.training.small_run import Kept
 
 
 def test_fit_progress_line_shows_time_to_next_save(monkeypatch, caplog):

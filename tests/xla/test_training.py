@@ -19,8 +19,8 @@ from ml_factory.training.evaluate import evaluate_mean_loss
 from ml_factory.training.loop import run_training_loop, take_training_step
 from ml_factory.training.spec import TrainSpec
 from ml_factory.training.state import TrainingState
-from tests.contract.test_training_state import Kept, flat, small, weighted
 from tests.models.cases import SMALL
+from tests.training.small_run import Kept, flat, small, weighted
 from tests.xla.side_by_side import IDENTITY, device_of
 
 NETWORKS = [name for name in available_models() if find_model_spec(name).windowed]
