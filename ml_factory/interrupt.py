@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 # Verbs that resume where they were interrupted; the others start again.
-_RESUMED = ("prepare", "train", "cross-validate", "stack", "suite", "run", "audit",
+_RESUMED = ("prepare", "train", "cross-validate", "stack", "auto", "suite", "run", "audit",
             *(f"recipe {name}" for name in ("resnet50", "sdce", "t5", "compress")))  # fmt: skip
 
 

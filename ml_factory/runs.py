@@ -233,6 +233,11 @@ class RunFolder:
         """True after `end`."""
         return files.is_file(self.folder / "done.json")
 
+    @property
+    def base(self) -> str:
+        """Run id without the number of the attempt."""
+        return self.run_id if (found := _ATTEMPT.fullmatch(self.run_id)) is None else found[1]
+
 
 def newest_run_folder(parent: Path, base: str, fresh: bool = False) -> RunFolder:
     """Return the newest attempt at the run `base` that has a folder in `parent`, or with `fresh` a new one.
@@ -411,11 +416,6 @@ class StoredRun(RunFolder):
     names: tuple[str, ...]
 
     @property
-    def base(self) -> str:
-        """Run id without the number of the attempt."""
-        return self.run_id if (found := _ATTEMPT.fullmatch(self.run_id)) is None else found[1]
-
-    @property
     def models(self) -> tuple[str, ...]:
         """Names of the models that it trains."""
         return tuple(self.facts["settings"].get("base_models") or (self.facts["model"],))
@@ -470,14 +470,18 @@ def count_trials(workspace: Workspace, symbol: str) -> int:
     """Return the trials of a symbol whose best may have been chosen, 1 at least, each once however often resumed.
 
     Finished trainings, stacks and cross-validations, barriers that a search has found, rules chosen by hand in
-    backtests of test rows; and every trial of `auto`.
+    backtests of test rows; and every trial of `auto`, whose training of the best counts as any other. Attempts at a
+    run, or at a search, are one. Raises FileError where the trials of a search are damaged.
     """
     runs, _ = read_stored_runs(workspace.results / symbol)
-    studies = [name for name in files.names(workspace.results / symbol) if name.startswith("auto-")]
-    tried = [files.read_json_or_none(workspace.results / symbol / name / TRIALS) or [] for name in studies]
+    tried: dict[str, int] = {}
+    for name in files.names(workspace.results / symbol):
+        study = RunFolder(name, workspace.results / symbol / name)
+        if name.startswith("auto-") and files.is_file(study.folder / TRIALS):
+            tried[study.base] = max(tried.get(study.base, 0), len(files.read_json(study.folder / TRIALS)))
     finished = len({one.base for one in runs if one.ended})
     searched = sum(fnmatch(name, "h*-v*.json") for name in files.names(workspace.processed(symbol) / "searched"))
-    return max(finished + searched + sum(one.rules for one in runs) + sum(map(len, tried)), 1)
+    return max(finished + searched + sum(one.rules for one in runs) + sum(tried.values()), 1)
 
 
 def _other_runs(parent: Path, spec: RunSettings) -> dict[str, str]:

@@ -9,7 +9,7 @@ import math
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,19 @@ import pandas as pd
 from ml_factory.argument_checks import AUTO_MODELS
 from ml_factory.checkpoints.compute_session import expected_hours_left
 from ml_factory.code_fingerprint import source_hash
-from ml_factory.errors import CheckpointError, FactoryError, SettingsError, refuse_damaged_content
+from ml_factory.errors import (
+    CheckpointError,
+    FactoryError,
+    FileError,
+    NonFiniteError,
+    SessionOverError,
+    SettingsError,
+    WorkspaceError,
+    did_you_mean,
+    refuse_damaged_content,
+)
 from ml_factory.lazy_module import LazyModule
+from ml_factory.models.base import describe_differences, merge_inexact_reasons
 from ml_factory.models.registry import check_registered_model_settings, registered_model_settings, search_space
 from ml_factory.progress import progress_phase
 from ml_factory.result import Result
@@ -35,10 +46,10 @@ from ml_factory.runs import (
 )
 from ml_factory.seeding import derive_seed
 from ml_factory.settings import RunSettings, make_run_settings
-from ml_factory.storage.files import files
+from ml_factory.storage.files import disk_errors, files
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.locks import file_lock
-from ml_factory.storage.mirror import push_in_background
+from ml_factory.storage.mirror import opened_mirror, push_in_background
 from ml_factory.storage.workspace import Workspace, push_workspace_on_exit
 from ml_factory.workflows.cross_validate import check_barriers_unsearched, fold_gain, plan_model_folds
 from ml_factory.workflows.folds import FoldModel, FoldSchemeSpec
@@ -47,6 +58,8 @@ from ml_factory.workflows.train import load_data_of_run, train_or_load
 from ml_factory.workflows.train_ranks import check_single_rank
 
 POLL_SECONDS = 1.0  # between two looks at the last trials of another process
+FINISHED_BEFORE_STOPS = 5  # trials, before another one may stop early
+_NOT_OF_A_TRIAL = (CheckpointError, SessionOverError, WorkspaceError)  # these errors end the search
 optuna, journal = LazyModule("optuna"), LazyModule("optuna.storages.journal")  # they come with the extra auto
 
 
@@ -59,7 +72,8 @@ def auto(
     """Search models and settings by their mean gain over the best baseline on purged folds, and train the best.
 
     A trial is a cross-validation over the rows before the test rows; only the training of the best one reads these.
-    A search continues where it was interrupted, and several processes of one machine may share it.
+    A search continues where it was interrupted, and several processes of one machine may share it where the workspace
+    is on its disk; else one process owns it. A trial that fails is recorded, and the search continues.
 
     hours : time of this call; where the search ends then depends on the machine.
     trials : trials of the search in all, those of earlier calls among them. Either hours or trials is given.
@@ -70,7 +84,8 @@ def auto(
 
     The result has
 
-    trials : a row per finished trial: trial, model, state (complete or pruned), folds, gain in nats a row, settings.
+    trials : a row per finished trial: trial, model, state (complete, pruned or failed), folds, gain in nats a row,
+        settings, reason of a failure.
     best : the row of the best complete trial; beats: its gain is above 0.
     command : of the training of the best, with its verdict and trained_run_id; None where nothing beats the baselines:
         no test row was read then.
@@ -81,11 +96,19 @@ def auto(
     started, workspace = time.perf_counter(), Workspace(workspace)
     check_single_rank("auto")
     limits = {name: value for name, value in (("hours", hours), ("trials", trials)) if value is not None}
-    if len(limits) != 1 or not 0 < next(iter(limits.values())) < math.inf or not isinstance(trials, int | None):
+    legal = [isinstance(value, int | float) and 0 < value < math.inf for value in limits.values()]
+    if legal != [True] or not isinstance(trials, int | None):
         raise SettingsError(
             "A search ends after a number of trials, or after hours", where="trials, hours", got=limits or "neither",
             wanted="one of them, above 0", next_step="give --trials 40, or --hours 2",
         )  # fmt: skip
+    for name in (model_settings or {}) if models else ("",):
+        if name not in models:
+            raise SettingsError(
+                "Settings of a model that is not searched" if name else "There is no model to search",
+                where="model_settings" if name else "models", got=repr(name or models),
+                next_step=did_you_mean(name, models or AUTO_MODELS),
+            )  # fmt: skip
     chosen = RunOptions.of(options, unused=("source", "run"))
     given = {name: check_registered_model_settings(name, (model_settings or {}).get(name)) for name in models}
     data = load_data_of_run(workspace, symbol, horizon, chosen)
@@ -95,6 +118,9 @@ def auto(
         study.search(trials, min(hours, expected_hours_left()) * 3600 if hours else math.inf)
     table, path = study.finished(trials), study.folder / TRIALS
     complete = [one for one in table if one["state"] == "complete"]
+    if table and not complete:
+        raise FactoryError("Every trial failed", where=path, got=table[-1]["reason"],
+                           next_step="give other settings; FRESH begins another search")  # fmt: skip
     if not complete:
         raise FactoryError("No trial ended in this time", where=path, next_step="give more hours: it continues")
     best, trained, command = max(complete, key=lambda one: one["gain"]), None, None  # of equals the first
@@ -113,7 +139,8 @@ def auto(
     because, seconds = [*(["hours"] if hours else []), *study.inexact()], time.perf_counter() - started
     lines = [
         f"auto on {symbol}, horizon {horizon}: {len(table)} trials on {folds} folds before the test rows, "
-        f"{len(table) - len(complete)} of them stopped early, {seconds:.1f} s",
+        f"{sum(one['state'] == 'pruned' for one in table)} of them stopped early, "
+        f"{sum(one['state'] == 'failed' for one in table)} failed, {seconds:.1f} s",
         f"  best: {best['model']}, gain over the best baseline {best['gain']:+.4f} nats a row; all trials in {path}",
         *(["  ended by hours: another machine ends elsewhere"] if hours else []), *ending,
     ]  # fmt: skip
@@ -157,16 +184,19 @@ class _Study:
             plan_model_folds(data, FoldModel(options.seed, model, own), scheme, options.quick)  # refused before hours
         identity = (
             ("base_models", list(given)), ("folds", scheme.folds), ("model_settings", self.given),
-            ("search", source_hash(["workflows/auto.py"])),
+            ("search", source_hash([f"workflows/{name}.py" for name in ("auto", "cross_validate", "evaluation")])),
         )  # fmt: skip
         settings = RunSettings(
             data.symbol, data.horizon, "study", "auto", options.seed, options.quick, data.fingerprint, identity
         )
         run = newest_run_folder(workspace.results / data.symbol, settings.run_id, options.fresh)
         self.run_id, self.folder, self.checkpoints = run.run_id, run.folder, open_run_checkpoints(workspace, run)
+        self.journal = self.folder / "journal.log"
+        if opened_mirror(self.folder):  # of two machines the last push would win
+            self.checkpoints.phase("study").acquire()
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         with file_lock(self.folder / "study.lock"):
-            self.study = _open_study(self.folder / "journal.log")
+            self.study = _open_study(self.journal)
         self.states = optuna.trial.TrialState
 
     def search(self, count: int | None, seconds: float) -> None:
@@ -174,8 +204,9 @@ class _Study:
         began = time.monotonic()
         with progress_phase("search", count, of="trials", start=len(self.finished(count))) as done:
             while True:
-                with file_lock(self.folder / "study.lock"):
+                with file_lock(self.folder / "study.lock"), disk_errors(self.journal):
                     self._fail_abandoned()
+                    files.write_json(self.folder / TRIALS, self.finished())
                     trial = self._ask() if self._is_wanted(count, seconds + began - time.monotonic()) else None
                 if trial is not None:
                     self._run(trial)
@@ -188,20 +219,29 @@ class _Study:
     def finished(self, count: int | None = None) -> list[dict]:
         """Return the facts of those finished among the first `count` trials, in order."""
         return [
-            {"trial": number, "model": one.params["model"], "state": one.state.name.lower(),
-             "folds": len(one.user_attrs["folds"]), "gain": one.value, "settings": self._found(one.params)}
+            {"trial": number, "model": one.params["model"],
+             "state": "failed" if one.state == self.states.FAIL else one.state.name.lower(),
+             "folds": len(one.user_attrs.get("folds", ())), "gain": one.value, "settings": self._found(one.params),
+             "reason": one.user_attrs.get("failed", "")}
             for number, one in enumerate(self._begun()[:count]) if one.state.is_finished()
         ]  # fmt: skip
 
     def inexact(self) -> list[str]:
         """Return the reasons why a trial may have other bits on another machine."""
-        folds = [fold for one in self._begun() for fold in one.user_attrs.get("folds", ())]
-        return list(dict.fromkeys(reason for _, reasons in folds for reason in reasons))
+        begun = self._begun()
+        folds = [(one.params["model"], *fold) for one in begun for fold in one.user_attrs.get("folds", ())]
+        first, found = {model: machine for model, _, _, machine in reversed(folds)}, []
+        for model, _, reasons, machine in folds:
+            elsewhere = describe_differences(first[model] | {"optuna": folds[0][3]["optuna"]}, machine)
+            found = merge_inexact_reasons(found, [*reasons, *elsewhere])
+        failed = [one.user_attrs["failed"] for one in begun if "failed" in one.user_attrs]
+        return merge_inexact_reasons(found, [reason for reason in failed if "memory" in reason.lower()])
 
     def _begun(self) -> list:
         """Return the trials in their order, without those of killed processes."""
-        wanted = (self.states.RUNNING, self.states.COMPLETE, self.states.PRUNED)
-        return self.study.get_trials(deepcopy=False, states=wanted)
+        unseen = (self.states.WAITING, self.states.FAIL)
+        trials = self.study.get_trials(deepcopy=False)
+        return [one for one in trials if one.state not in unseen or "failed" in one.user_attrs]
 
     def _found(self, params: Mapping) -> dict:
         """Return a trial's settings, without those that are the model's defaults."""
@@ -221,8 +261,13 @@ class _Study:
         return self.checkpoints.phase(f"trial_{fingerprint_json(trial.params)[:16]}")
 
     def _is_wanted(self, count: int | None, left: float) -> bool:
-        """Return True where another trial is to begin; in time, the longest so far and the training must fit."""
+        """Return True where another trial is to begin; in time, the longest so far and the training must fit.
+
+        False also where every trial has failed, among them those with each model's defaults.
+        """
         begun = self._begun()
+        if len(begun) >= len(self.spaces) and all(one.state == self.states.FAIL for one in begun):
+            return False
         longest = max((one.duration.total_seconds() for one in begun if one.duration), default=0.0)
         return len(begun) < count if count else left > longest * (1 + 1 / self.scheme.folds)
 
@@ -237,7 +282,7 @@ class _Study:
                     self.study.tell(one.number, state=self.states.FAIL)
             except CheckpointError:
                 continue
-            if whole:
+            if whole and "failed" not in one.user_attrs:
                 self.study.enqueue_trial(one.params)
 
     def _ask(self) -> Any:
@@ -256,27 +301,57 @@ class _Study:
 
     def _run(self, trial: Any) -> None:
         """Cross-validate a trial fold by fold, except folds that a killed process has finished, and record it."""
-        settings, phase, count = self._settings(trial.params), self._phase(trial), self.scheme.folds
+        settings, owned, count = self._settings(trial.params), self._phase(trial), self.scheme.folds
+        machine = run_machine_facts(settings) | {"optuna": optuna.__version__}
         same = [one.user_attrs.get("folds", []) for one in self.study.get_trials() if one.params == trial.params]
-        folds, state = max(same, key=len), self.states.COMPLETE
-        for fold in range(count):
-            if fold == len(folds):
-                checkpoints = FitCheckpoints(phase, run_machine_facts(settings))
-                gain, reasons = fold_gain(self.data, settings, self.scheme, fold, checkpoints)
+        folds, mean, state, phases = max(same, key=len), None, self.states.COMPLETE, [owned]
+        try:
+            for fold in range(count):
+                phase = self.checkpoints.phase(f"{owned.name}_{fold + 1}")
+                phases.append(phase)
+                if fold == len(folds):
+                    checkpoints = FitCheckpoints(phase, machine)
+                    gain, reasons = fold_gain(self.data, settings, self.scheme, fold, checkpoints)
+                    folds.append([gain, merge_inexact_reasons(reasons, checkpoints.machine_differences), machine])
+                mean = _mean_gain(folds, fold + 1)
+                with disk_errors(self.journal):
+                    trial.set_user_attr("folds", folds[: fold + 1])
+                    trial.report(mean, fold)
+                push_in_background(self.folder)  # a machine may vanish before the last fold
                 phase.remove_files()
-                folds.append([gain, reasons + checkpoints.machine_differences])
-            trial.set_user_attr("folds", folds[: fold + 1])
-            mean = float(np.mean([gain for gain, _ in folds[: fold + 1]]))
-            trial.report(mean, fold)
-            if fold + 1 < count and trial.should_prune():
-                state = self.states.PRUNED
-                break
-        self.study.tell(trial, mean if state == self.states.COMPLETE else None, state)
-        with file_lock(self.folder / "study.lock"):
-            files.write_json(self.folder / TRIALS, self.finished())
-        phase.release()
+                if 0 < fold < count - 1 and self._is_below_median(mean, fold + 1):
+                    state = self.states.PRUNED
+                    break
+            outcome = f"gain {mean:+.4f} after {fold + 1} of {count} folds"
+        except FactoryError as error:
+            if isinstance(error, _NOT_OF_A_TRIAL) and not isinstance(error, NonFiniteError):
+                raise
+            outcome, state = f"failed. {error}", self.states.FAIL
+            with disk_errors(self.journal):
+                trial.set_user_attr("failed", str(error))
+        with file_lock(self.folder / "study.lock"), disk_errors(self.journal):
+            self.study.tell(trial, mean if state == self.states.COMPLETE else None, state)
+            for phase in phases:  # another process looks at them under this lock alone
+                phase.release()
+                for path in (phase.lease.path, phase.lease.lock_file):
+                    with suppress(FileError):
+                        files.remove(path)
         push_in_background(self.folder)
-        self.options.on_status(f"{settings.model}: gain {mean:+.4f} after {fold + 1} of {count} folds")
+        self.options.on_status(f"{settings.model}: {outcome}")
+
+    def _is_below_median(self, mean: float, count: int) -> bool:
+        """Return True where this mean gain over the first folds is below the median of the other trials' there.
+
+        The median stopping rule of Vizier (Golovin et al. 2017, 3.2.2). A signed-rank test of five folds decides after
+        the fourth at the earliest.
+        """
+        trials = self.study.get_trials(deepcopy=False, states=(self.states.COMPLETE, self.states.PRUNED))
+        others = [_mean_gain(folds, count) for one in trials if len(folds := one.user_attrs["folds"]) >= count]
+        return len(others) >= FINISHED_BEFORE_STOPS and mean < np.median(others)
+
+
+def _mean_gain(folds: Sequence, count: int) -> float:
+    return float(np.mean([gain for gain, *_ in folds[:count]]))
 
 
 def _rounded(value: float) -> float:
@@ -307,8 +382,5 @@ def _open_study(path: Path) -> Any:
             lock.release()
         return optuna.create_study(
             storage=journal.JournalStorage(journal.JournalFileBackend(str(path), lock_obj=lock)), study_name="auto",
-            # Stops a trial whose mean gain is below the median of the others' after as many folds, as Vizier does
-            # (Golovin et al. 2017, 3.2.2). A signed-rank test of five folds decides after the fourth at the earliest.
-            pruner=optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=1), direction="maximize",
-            load_if_exists=True,
+            direction="maximize", load_if_exists=True,
         )  # fmt: skip

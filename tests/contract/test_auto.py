@@ -2,16 +2,22 @@
 
 import importlib.util
 import json
+import os
 import shlex
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from ml_factory import pipeline
-from ml_factory.errors import FactoryError, SettingsError
+from ml_factory.errors import CheckpointError, FactoryError, SettingsError
 from ml_factory.models.registry import available_models, build_model
 from ml_factory.storage.workspace import Workspace
 from tests.contract import doors
@@ -21,26 +27,65 @@ OPTIONS = {
     "model_settings": {"xgboost": {"rounds": 10, "threads": 1}, "linear": {"rounds": 10, "threads": 1}},
 }  # fmt: skip
 MODELS = ("linear", "xgboost")
-# It kills itself before a fit.
-KILLED = """
+# Runs a search in one process after another. Each has a fault: a function of auto, the number of its call (0: each),
+# what happens there or the gains that it returns, other options.
+FAULTY = """
 import json, os, signal, sys
+import optuna, scipy.optimize, scipy.stats, xgboost  # once for all processes
 from ml_factory import pipeline
+from ml_factory.errors import FactoryError
 from ml_factory.workflows import auto
 
-fits, whole = [], auto.fold_gain
-def dies(*given):
-    fits.append(1)
-    if len(fits) == int(sys.argv[3]):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return whole(*given)
-auto.fold_gain = dies
-print("began", flush=True)
-pipeline.auto(sys.argv[1], "DEMO", 5, trials=4, models=("linear", "xgboost"), **json.loads(sys.argv[2]))
+def search(name, number, how, more):
+    place, calls = auto._Study if hasattr(auto._Study, name) else auto, []
+    whole = getattr(place, name)
+    def faulty(*given):
+        calls.append(1)
+        is_now = number in (0, len(calls))
+        if is_now and how == "fails":
+            raise FactoryError("made to fail")
+        if isinstance(how, list):
+            return how[len(calls) - 1], []
+        if is_now and how == "stays":
+            print(os.getpid(), flush=True)
+            signal.pause()
+        if is_now and how == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        done = whole(*given)
+        if is_now:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return done
+    setattr(place, name, faulty)
+    options = {"trials": 4, "models": ("linear", "xgboost"), **json.loads(sys.argv[2]), **more}
+    try:
+        return pipeline.auto(sys.argv[1], "DEMO", 5, **options) and 0
+    except FactoryError as error:
+        return 1
+
+for fault in json.loads(sys.argv[3]):
+    if not (child := os.fork()):
+        try:
+            os._exit(search(*fault))
+        finally:
+            os._exit(9)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
+
+FAULTS = [  # and the exit codes
+    (("_phase", 3, "dies", {}), -9),  # between the choice of the second trial and its lock
+    (("fold_gain", 4, "dies", {}), -9),  # before the second fold of the third
+    (("_run", 2, "dies after", {}), -9),  # between the end of the last and the file of the trials
+    (("fold_gain", 2, "fails", {"trials": 2, "models": MODELS[::-1]}), 0),
+    (("fold_gain", 0, "fails", {"seed": 1}), 1),
+    (("fold_gain", 0, [-1.0] * 15 + [1.0, -4.0], {"seed": 2, "trials": 6, "folds": 3}), 0),
+]
 
 
 def search(workspace: Workspace, trials: int | None = 4, models=MODELS, **more):
-    return pipeline.auto(workspace, "DEMO", 5, trials=trials, models=models, **OPTIONS, **more)
+    own = {name: OPTIONS["model_settings"][name] for name in models}
+    return pipeline.auto(
+        workspace, "DEMO", 5, trials=trials, models=models, **{**OPTIONS, "model_settings": own} | more
+    )
 
 
 @pytest.fixture(scope="module")
@@ -50,12 +95,12 @@ def searched(prepared_template, tmp_path_factory):
     return Workspace(root), search(Workspace(root))
 
 
-def fold_gains(data, settings: dict, model: str) -> list[float]:
+def fold_gains(data, settings: dict, model: str, folds: int = 2) -> list[float]:
     """The gains of these settings, fold by fold."""
     run = doors.make_run_settings(
         "DEMO", 5, model, task="folds", seed=0, quick=False, data=data.fingerprint, settings=settings
     )
-    return [doors.fold_gain(data, run, doors.FoldSchemeSpec(folds=2), fold)[0] for fold in range(2)]
+    return [doors.fold_gain(data, run, doors.FoldSchemeSpec(folds=folds), fold)[0] for fold in range(folds)]
 
 
 def test_search_trains_the_best_trial_and_its_command_finds_that_run(searched, call):
@@ -96,17 +141,51 @@ def test_changed_test_rows_change_no_trial(searched):
         assert np.mean(fold_gains(changed, one["settings"], one["model"])) == one["gain"]
 
 
-def test_killed_and_started_again_search_ends_as_an_uninterrupted_one(searched, prepared, spawn):
-    process = spawn(KILLED, prepared.root, json.dumps(OPTIONS), 6)  # before the second fold of the third trial
-    assert process.stdout.readline() == "began\n" and process.wait() == -9
+@pytest.fixture(scope="module")
+def faulted(prepared_template, tmp_path_factory):
+    """A workspace with a search for each seed and order of models above."""
+    root = shutil.copytree(prepared_template, tmp_path_factory.mktemp("faulted") / "workspace")
+    words = [sys.executable, "-W", "error", "-c", FAULTY, root, *map(json.dumps, (OPTIONS, [one for one, _ in FAULTS]))]
+    done = subprocess.run([*map(str, words)], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+    assert done.stdout.split() == [str(code) for _, code in FAULTS]
+    return Workspace(root)
+
+
+def test_killed_and_started_again_search_ends_as_an_uninterrupted_one(searched, faulted):
     lines: list[str] = []
-    found = search(prepared, on_status=lines.append)
+    counted = doors.count_trials(faulted, "DEMO")
+    found = search(faulted, on_status=lines.append)
     pd.testing.assert_frame_equal(found.trials, searched[1].trials)
-    assert found.trained_run_id == searched[1].trained_run_id and sum("folds" in one for one in lines) == 2
-    assert doors.count_trials(prepared, "DEMO") == 5
-    journal = found.path.with_name("journal.log")
+    assert found.trained_run_id == searched[1].trained_run_id and not any("folds" in one for one in lines)
+    assert doors.count_trials(faulted, "DEMO") == counted + 2  # the last trial, and the training
+    assert not [*faulted.checkpoints.rglob("*trial_*")]
+    journal, content = found.path.with_name("journal.log"), found.path.read_bytes()
     journal.write_bytes(journal.read_bytes() + b'{"op_code":4,"wor')  # a full disk cut it off
-    assert search(prepared).trials.equals(found.trials)
+    assert search(faulted).trials.equals(found.trials)
+    other = b'"optuna":"4'  # of another version than the trials after the first one
+    journal.write_bytes(journal.read_bytes().replace(b'"optuna":"', other, 3))
+    assert [one[:6] for one in search(faulted).inexact_because] == ["optuna"] and found.exact
+    found.path.write_bytes(b"[")
+    with pytest.raises(FactoryError, match=r"not JSON.*trials\.json"):
+        doors.count_trials(faulted, "DEMO")
+    search(faulted)
+    assert found.path.read_bytes() == content
+
+
+def test_trial_that_fails_is_recorded_and_the_search_continues_unless_all_fail(faulted):
+    counted = doors.count_trials(faulted, "DEMO")
+    found = search(faulted, 2, MODELS[::-1])
+    assert list(found.trials["state"]) == ["failed", "complete"] and list(found.trials["folds"]) == [1, 2]
+    assert list(found.trials["reason"]) == ["made to fail.", ""] and "1 failed" in found.summary()
+    with pytest.raises(FactoryError, match=r"Every trial failed .*got made to fail"):
+        search(faulted, seed=1)  # neither again, nor with other settings
+    assert len(search(faulted, 1, seed=1, fresh=True).trials) == 1
+    assert doors.count_trials(faulted, "DEMO") == counted  # attempts are one
+
+
+def test_trial_that_began_well_stops_early_where_its_mean_is_below_the_median(faulted):
+    stopped = search(faulted, 6, seed=2, folds=3).trials
+    assert list(stopped["state"]) == ["complete"] * 5 + ["pruned"] and list(stopped["folds"]) == [3] * 5 + [2]
 
 
 @pytest.mark.soak
@@ -115,13 +194,43 @@ def test_trials_below_the_median_stop_early_and_a_longer_search_continues_a_shor
     assert set(whole.trials["state"]) == {"complete"}  # of two folds none is left out
     assert search(searched[0], 14).trials.equals(whole.trials)
     stopped = pipeline.auto(prepared, "DEMO", 5, trials=14, models=MODELS, **{**OPTIONS, "folds": 3}).trials
-    assert set(stopped.loc[stopped["state"] == "pruned", "folds"]) == {2} and stopped.loc[:4, "folds"].eq(3).all()
+    data = doors.load_dataset(prepared, "DEMO", 5)
+    means = [np.mean(fold_gains(data, one["settings"], one["model"], 3)[:2]) for _, one in stopped.iterrows()]
+    below = [number >= 5 and mean < np.median(means[:number]) for number, mean in enumerate(means)]
+    assert any(below) and list(stopped["folds"]) == [2 if one else 3 for one in below]
+    assert list(stopped["state"]) == ["pruned" if one else "complete" for one in below]
+
+
+@pytest.mark.soak
+def test_search_on_a_mount_has_one_process_and_another_machine_continues_it(
+    searched, prepared_template, tmp_path, monkeypatch, spawn
+):
+    drive = shutil.copytree(prepared_template, tmp_path / "drive" / "workspace")
+    settings = {"XDG_CACHE_HOME": tmp_path / "first", "ML_FACTORY_MOUNTS": drive.parent, "ML_FACTORY_SAVE_MINUTES": 0}
+    for name, value in settings.items():
+        monkeypatch.setenv(name, str(value))
+    # It has saved the second fold of the third trial, which its journal has not.
+    first = spawn(FAULTY, drive, json.dumps(OPTIONS), json.dumps([["_mean_gain", 6, "stays", {}]]))
+    process = int(first.stdout.readline())
+    with pytest.raises(CheckpointError, match="Another process is working on run auto-study"):
+        search(Workspace(drive))
+    while len([*drive.glob("checkpoints/auto-*/trial_*")]) < 2:
+        time.sleep(0.02)
+    os.kill(process, signal.SIGKILL)
+    assert first.wait() == 0
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second"))
+    for lease in drive.glob("checkpoints/leases/*.json"):  # of a quarter of an hour ago
+        record = json.loads(lease.read_text())
+        lease.write_text(json.dumps({**record, "seen": record["seen"] - 1000}))
+    found = search(Workspace(drive))
+    assert found.trials.equals(searched[1].trials) and found.exact
 
 
 @pytest.mark.soak
 def test_two_processes_share_a_search(prepared, spawn):
-    others = [spawn(KILLED, prepared.root, json.dumps(OPTIONS), 0) for _ in range(2)]
-    assert [one.wait() for one in others] == [0, 0]
+    faultless = json.dumps([["fold_gain", -1, "", {}]])
+    others = [spawn(FAULTY, prepared.root, json.dumps(OPTIONS), faultless) for _ in range(2)]
+    assert [one.communicate()[0] for one in others] == ["0\n", "0\n"]
     found = search(prepared)
     assert list(found.trials["trial"]) == [0, 1, 2, 3] and doors.count_trials(prepared, "DEMO") == 5
 
@@ -161,6 +270,15 @@ def test_every_model_has_a_search_space_of_legal_settings_around_its_defaults(na
         build_model(name, **{setting: bounds[end] for setting, (bounds, _) in space.items()})
 
 
-def test_unknown_model_is_refused(prepared):
-    with pytest.raises(SettingsError, match="Unknown model"):
-        search(prepared, models=("xgbost",))
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"models": ("xgbost",)}, "Unknown model"),
+        ({"models": ()}, r"no model to search \[models\]"),
+        ({"model_settings": {"xgbost": {"rounds": 1}}}, "not searched .*did you mean 'xgboost'"),
+        ({"trials": None, "hours": "2"}, r"after hours \[trials, hours\]"),
+    ],
+)
+def test_arguments_that_cannot_be_used_are_refused(given, message, prepared):
+    with pytest.raises(SettingsError, match=message):
+        pipeline.auto(prepared, "DEMO", 5, **{"trials": 1, "models": MODELS} | given)

@@ -29,7 +29,8 @@ def test_cli_train_on_signal_prints_resume_command_and_signal_exit_code(number, 
 @pytest.mark.parametrize(
     ("words", "resumed"),
     [
-        (["predict", "--symbol", "MES"], False), ([], False), (["recipe"], False), (["recipe", "shards", "x"], False),
+        (["predict", "--symbol", "MES"], False), ([], False), (["auto"], True), (["recipe"], False),
+        (["recipe", "shards", "x"], False),
         *((["recipe", name, "--fake-data"], True) for name in ("resnet50", "sdce", "t5", "compress")),
     ],
 )  # fmt: skip
