@@ -30,7 +30,7 @@ MODELS = ("linear", "xgboost")
 # Runs a search in one process after another. Each has a fault: a function of auto, the number of its call (0: each),
 # what happens there or the gains that it returns, other options.
 FAULTY = """
-import json, os, signal, sys
+import json, os, resource, signal, sys
 import optuna, scipy.optimize, scipy.stats, xgboost  # once for all processes
 from ml_factory import pipeline
 from ml_factory.errors import FactoryError
@@ -46,6 +46,9 @@ def search(name, number, how, more):
             raise FactoryError("made to fail")
         if isinstance(how, list):
             return how[len(calls) - 1], []
+        if is_now and how == "full disk":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1, -1))
+            return whole(*given)
         if is_now and how == "stays":
             print(os.getpid(), flush=True)
             signal.pause()
@@ -77,6 +80,7 @@ FAULTS = [  # and the exit codes
     (("_run", 2, "dies after", {}), -9),  # between the end of the last and the file of the trials
     (("fold_gain", 2, "fails", {"trials": 2, "models": MODELS[::-1]}), 0),
     (("fold_gain", 0, "fails", {"seed": 1}), 1),
+    (("_run", 1, "full disk", {"seed": 3, "trials": 1}), 1),  # the code of an error in one line
     (("fold_gain", 0, [-1.0] * 15 + [1.0, -4.0], {"seed": 2, "trials": 6, "folds": 3}), 0),
 ]
 
@@ -158,7 +162,7 @@ def test_killed_and_started_again_search_ends_as_an_uninterrupted_one(searched, 
     pd.testing.assert_frame_equal(found.trials, searched[1].trials)
     assert found.trained_run_id == searched[1].trained_run_id and not any("folds" in one for one in lines)
     assert doors.count_trials(faulted, "DEMO") == counted + 2  # the last trial, and the training
-    assert not [*faulted.checkpoints.rglob("*trial_*")]
+    assert not [*faulted.checkpoints.rglob(f"{found.run_id}--trial_*"), *faulted.checkpoints.glob(f"{found.run_id}/*")]
     journal, content = found.path.with_name("journal.log"), found.path.read_bytes()
     journal.write_bytes(journal.read_bytes() + b'{"op_code":4,"wor')  # a full disk cut it off
     assert search(faulted).trials.equals(found.trials)
@@ -186,6 +190,10 @@ def test_trial_that_fails_is_recorded_and_the_search_continues_unless_all_fail(f
 def test_trial_that_began_well_stops_early_where_its_mean_is_below_the_median(faulted):
     stopped = search(faulted, 6, seed=2, folds=3).trials
     assert list(stopped["state"]) == ["complete"] * 5 + ["pruned"] and list(stopped["folds"]) == [3] * 5 + [2]
+
+
+def test_search_that_a_full_disk_ended_continues(faulted):
+    assert list(search(faulted, 1, seed=3).trials["state"]) == ["complete"]
 
 
 @pytest.mark.soak
