@@ -57,7 +57,7 @@ class BackgroundThread:
                 except FactoryError as error:
                     _log.warning("%s", error)
                 except Exception:  # noqa: BLE001 - a thread that ends here would leave every later save unwritten
-                    _log.exception("A job of the thread %s failed; it goes on with the next", self._name)
+                    _log.exception("A job of the thread %s failed; it continues with the next", self._name)
         except BaseException:  # Ctrl-C, where jobs run in place
             with self._changed:
                 self._working = False

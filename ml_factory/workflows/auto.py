@@ -316,7 +316,6 @@ class _Study:
                 mean = _mean_gain(folds, fold + 1)
                 with disk_errors(self.journal):
                     trial.set_user_attr("folds", folds[: fold + 1])
-                    trial.report(mean, fold)
                 push_in_background(self.folder)  # a machine may vanish before the last fold
                 phase.remove_files()
                 if 0 < fold < count - 1 and self._is_below_median(mean, fold + 1):

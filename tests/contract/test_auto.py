@@ -271,7 +271,7 @@ def test_every_model_has_a_search_space_of_legal_settings_around_its_defaults(na
     if doors.find_model_spec(name).windowed and not importlib.util.find_spec("torch"):
         pytest.skip("torch is absent")
     space = doors.search_space(name)
-    assert set(space) - {"lr", "weight_decay"}  # its own, beside those of every network
+    assert set(space) - {"lr", "weight_decay"}  # its own, with those of every network
     for (low, high, *_), default in space.values():
         assert low <= default <= high and low < high
     for end in (0, 1):

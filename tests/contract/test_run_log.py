@@ -128,10 +128,10 @@ found = checkpoints.load_latest_checkpoint("p")
 history = found["state"]["history"] if found else []
 print(len(history), flush=True)
 with Tracker("run", {}, root + "/w", root + "/l", mirror="off") as tracker:
-    tracker.log_missing([(one["step"], one["told"]) for one in history])
+    tracker.log_missing([(one["step"], one["metrics"]) for one in history])
     for step in range(len(history) + 1, 61):
-        history.append({"step": step, "told": {"loss": 1 / step, "life": life}})
-        tracker.log(step, history[-1]["told"])
+        history.append({"step": step, "metrics": {"loss": 1 / step, "life": life}})
+        tracker.log(step, history[-1]["metrics"])
         if step == dies:
             os.kill(os.getpid(), signal.SIGKILL)
         if step % 4 == 0:

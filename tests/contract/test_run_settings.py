@@ -1,4 +1,4 @@
-"""Settings together: run ids that change with what matters, attempts beside each other, what the environment says."""
+"""Settings together: run ids that change with what matters, attempts next to each other, what the environment says."""
 
 import shutil
 from dataclasses import replace
@@ -52,11 +52,11 @@ def test_number_that_is_no_horizon_or_seed_raises(check, least, says):
 
 
 @pytest.mark.parametrize(
-    ("text", "asked", "wanted"), [("1", False, True), ("0", True, False), ("", True, True), ("maybe", False, False)]
+    ("text", "given", "wanted"), [("1", False, True), ("0", True, False), ("", True, True), ("maybe", False, False)]
 )
-def test_quick_from_environment_follows_variable_else_argument(text, asked, wanted, monkeypatch):
+def test_quick_from_environment_follows_variable_else_argument(text, given, wanted, monkeypatch):
     monkeypatch.setenv("ML_FACTORY_QUICK", text)
-    assert doors.quick_from_environment(asked) is wanted
+    assert doors.quick_from_environment(given) is wanted
 
 
 def test_save_minutes_from_environment_sets_manager_interval_or_raises(tmp_path, monkeypatch):
@@ -82,7 +82,7 @@ def test_save_minutes_from_environment_sets_manager_interval_or_raises(tmp_path,
     ],
 )  # fmt: skip
 def test_machine_names_what_the_bits_of_a_model_depend_on(model, settings, named):
-    """A booster that goes on under another model of processor is equal to the bit, and not marked."""
+    """A booster that continues under another model of processor is equal to the bit, and not marked."""
     spec = doors.make_run_settings("ES", 5, model, task="train", seed=0, quick=False, data="d", settings=settings)
     assert {"gpu", "processor"} & set(doors.run_machine_facts(spec)) == named
 

@@ -206,12 +206,12 @@ def test_take_step_with_non_finite_gradient_leaves_state_unchanged():
 def test_fit_reads_device_values_at_epoch_ends_only(monkeypatch):
     """No number leaves the device inside an epoch: the fence that keeps accelerators busy."""
     network, batch, loss = line()
-    asked = []
+    loaded = []
     for name in ("item", "tolist", "__bool__", "__float__", "__int__"):
         original = getattr(torch.Tensor, name)
 
         def spy(self, *args, original=original, name=name):
-            asked.append((name, len(steps)))
+            loaded.append((name, len(steps)))
             return original(self, *args)
 
         monkeypatch.setattr(torch.Tensor, name, spy)
@@ -222,7 +222,7 @@ def test_fit_reads_device_values_at_epoch_ends_only(monkeypatch):
         return loss(net, pair)
 
     run_training_loop(network, 10, batch, counting, TrainSpec(epochs=2, batch=2), CPU, identity=IDENTITY)
-    assert asked and {at for _, at in asked} == {5, 10}
+    assert loaded and {at for _, at in loaded} == {5, 10}
 
 
 def test_fit_with_accumulation_prefetches_each_micro_batch_before_compute():
@@ -230,22 +230,22 @@ def test_fit_with_accumulation_prefetches_each_micro_batch_before_compute():
     log = []
 
     def batch(positions):
-        log.append(("asked", positions.tolist()))
+        log.append(("read", positions.tolist()))
         return rows_of(positions)
 
     def noting(net, pair):
         log.append(("computed",))
         return loss(net, pair)
 
-    batch.prefetch = lambda positions: log.append(("told", positions.tolist()))
+    batch.prefetch = lambda positions: log.append(("prefetched", positions.tolist()))
     run_training_loop(network, 8, batch, noting, TrainSpec(epochs=2, batch=4, accumulate=2), CPU, identity=IDENTITY)
-    asked = [what[1] for what in log if what[0] == "asked"]
-    reported = [what[1] for what in log if what[0] == "told"]
-    assert len(asked) == 2 * 2 * 2
+    read = [what[1] for what in log if what[0] == "read"]
+    reported = [what[1] for what in log if what[0] == "prefetched"]
+    assert len(read) == 2 * 2 * 2
     # All but the first of each epoch, each of them right behind the call before it: the computing comes after.
-    assert reported == asked[1:4] + asked[5:8]
+    assert reported == read[1:4] + read[5:8]
     steps = [what[0] for what in log]
-    assert steps == (["asked", "told", "computed"] * 3 + ["asked", "computed"]) * 2
+    assert steps == (["read", "prefetched", "computed"] * 3 + ["read", "computed"]) * 2
 
 
 def test_fit_loss_with_step_numbers_gets_those_of_each_step_on_device():
