@@ -8,7 +8,10 @@ from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from ml_factory.errors import BarsError, SettingsError, did_you_mean
+from ml_factory.lazy_module import LazyModule
 from ml_factory.storage.files import files
+
+yaml = LazyModule("yaml")
 
 DEMO = "DEMO"  # the synthetic market with a planted edge: never written under a real symbol's name
 DEMO_NULL = "DEMO-NULL"  # the same market without an edge
@@ -88,6 +91,22 @@ def check_file_exists(path: Path, wanted: str = "one Parquet or CSV file", step:
     near = difflib.get_close_matches(path.name, files.names(path.parent), n=1)
     step = f"did you mean {near[0]!r}?" if near else step
     raise BarsError("No such file", where=path, wanted=wanted, next_step=step)
+
+
+def read_yaml(path: Path, wanted: str, *, texts: bool = False) -> dict:
+    """Return the values by name in a YAML file; with `texts` each as it is written. Raises SettingsError, BarsError.
+
+    wanted : what the file should hold, for the message.
+    """
+    text = files.read(check_file_exists(path.expanduser(), "one YAML file"), 1 << 16).decode(errors="replace")
+    try:
+        table = yaml.load(text, Loader=yaml.BaseLoader if texts else yaml.SafeLoader)
+        table = {} if table is None else table
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        table = " ".join(str(error).split())[:200]
+    if not isinstance(table, dict) or not all(isinstance(name, str) for name in table):
+        raise SettingsError("These settings cannot be read", where=path, got=table, wanted=wanted)
+    return table
 
 
 _KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a text", tuple: "several values"}

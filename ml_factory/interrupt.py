@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from types import FrameType
 
 # Verbs that resume where they were interrupted; the others start again.
-_RESUMED = ("prepare", "train", "cross-validate", "stack", "auto", "suite", "run", "audit",
-            *(f"recipe {name}" for name in ("resnet50", "sdce", "t5", "compress")))  # fmt: skip
+_RESUMED = ("prepare", "train", "cross-validate", "stack", "auto", "distribute", "suite", "run",
+            "audit", *(f"recipe {name}" for name in ("resnet50", "sdce", "t5", "compress")))  # fmt: skip
 
 
 class Interrupted(SystemExit):

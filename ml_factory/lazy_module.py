@@ -17,7 +17,7 @@ EXTRAS = {
     **dict.fromkeys(("fastapi", "starlette", "uvicorn", "prometheus_client"), "serve"),
     "adbc_driver_postgresql": "database",
     **dict.fromkeys(("torchvision", "webdataset", "PIL", "tensorboardX"), "vision"),
-    "torchao": "compress", "optuna": "auto",
+    "torchao": "compress", "optuna": "auto", "ray": "ray",
     **dict.fromkeys(("transformers", "tokenizers", "datasets", "yaml"), "language"),
 }  # fmt: skip
 

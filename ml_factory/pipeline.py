@@ -9,6 +9,7 @@ from ml_factory.workflows.auto import auto
 from ml_factory.workflows.backtest import backtest
 from ml_factory.workflows.clean import clean
 from ml_factory.workflows.cross_validate import cross_validate
+from ml_factory.workflows.distribute import distribute
 from ml_factory.workflows.explain import explain
 from ml_factory.workflows.export import export
 from ml_factory.workflows.export_data import export_data
@@ -34,8 +35,8 @@ from ml_factory.workflows.stack import stack
 from ml_factory.workflows.train import open_training, train
 
 __all__ = [
-    "audit", "auto", "backtest", "certificate", "clean", "cross_validate", "draw_cuts", "draw_gaps", "draw_split",
-    "evaluate", "explain", "export", "export_data", "feature_families", "frame_alignment", "gap_table", "leaderboard",
-    "load_features", "load_labels", "load_predictions", "load_splits", "open_training", "plan", "predict", "prepare",
-    "replay", "search_barriers", "stack", "train", "try_feature",
+    "audit", "auto", "backtest", "certificate", "clean", "cross_validate", "distribute", "draw_cuts", "draw_gaps",
+    "draw_split", "evaluate", "explain", "export", "export_data", "feature_families", "frame_alignment", "gap_table",
+    "leaderboard", "load_features", "load_labels", "load_predictions", "load_splits", "open_training", "plan",
+    "predict", "prepare", "replay", "search_barriers", "stack", "train", "try_feature",
 ]  # fmt: skip

@@ -23,9 +23,15 @@ def process_id() -> str:
     return _process_id
 
 
-def cores() -> int:
-    """Return the cores this process may use: a container's or a batch system's share of the machine's."""
+def machine_cores() -> int:
+    """Return the cores of this machine that are for this process: a container's or a batch system's share."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cores() -> int:
+    """Return the cores that this process uses: those of the machine, at most OMP_NUM_THREADS where it is set."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return min(int(wanted) if wanted.isdecimal() and int(wanted) else machine_cores(), machine_cores())
 
 
 def wants_bfloat16() -> bool:

@@ -29,7 +29,7 @@ COMPUTES_NOTHING = (
     "interrupt.py", "notebook.py", "notebook_panel.py", "notebook_parameters.py", "notebook_suite.py",
     "evaluation/plot_style.py", "evaluation/plots.py", "evaluation/recipe_plots.py",
     "evaluation/html_report.py", "evaluation/training_criteria.py", "workflows/report.py", "workflows/clean.py",
-    "workflows/plan.py", "workflows/auto.py", "result.py",
+    "workflows/plan.py", "workflows/auto.py", "workflows/distribute.py", "result.py",
 )  # fmt: skip
 TASKS = ("train", "folds", "stack")
 

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "ml_factory"
 # The packages and modules of ml_factory, as in docs/architecture.md. Each imports only from those before it.
 LAYERS_TEXT = """
 process_identity redaction errors background seeding lazy_module progress
-storage numba_cache checkpoints tracking argument_checks code_fingerprint
+storage numba_cache checkpoints tracking argument_checks own_modules code_fingerprint
 data features targets datasets leakage models training evaluation ensemble settings result runs inference workflows
 interrupt serving tpu pipeline notebook notebook_panel notebook_parameters notebook_suite doctor cli_output
 recipes commands cli __main__
@@ -43,6 +43,7 @@ HOMES = {
     "tokenizers": {"recipes"},
     "datasets": {"recipes"},
     "optuna": {"workflows"},
+    "ray": {"workflows"},
     "webdataset": {"recipes"},
     "torchvision": {"recipes"},
     "tensorboardX": {"recipes"},

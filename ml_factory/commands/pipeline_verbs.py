@@ -36,6 +36,7 @@ from ml_factory.commands.options import (
     Json,
     Model,
     Models,
+    OwnModules,
     Place,
     Quick,
     RunFlags,
@@ -43,13 +44,13 @@ from ml_factory.commands.options import (
     Seed,
     Setting,
     Texts,
-    import_own_modules,
     parse_settings,
     split_commas,
 )
 from ml_factory.errors import SettingsError
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.registry import available_models, split_settings_by_model
+from ml_factory.own_modules import import_own_modules
 from ml_factory.storage.files import files
 from ml_factory.storage.workspace import check_symbol
 
@@ -261,6 +262,27 @@ def auto(
     ))  # fmt: skip
 
 
+def distribute(
+    sweep: Path, *, place: Place = Place(), ray: str | None = None, dry_run: bool = False, own_modules: OwnModules = (),
+) -> None:  # fmt: skip
+    """Work for many symbols, horizons, models and seeds, on this machine or a Ray cluster; exit code 1 if a unit fails.
+
+    Example: `python -m ml_factory distribute sweep.yaml --dry-run`
+
+    Args:
+        sweep: YAML file: symbols, horizons, models, seeds, make; see docs/distribute.md.
+        ray: Address of a cluster, such as ray://host:10001; empty: this machine.
+        dry_run: List what is finished and what is to do.
+    """
+    import_own_modules(own_modules)
+    workspace = place.open()
+    result = run_verb(place.as_json, "distributing", lambda: pipeline.distribute(
+        workspace, sweep, ray, dry_run=dry_run, own_modules=own_modules
+    ))  # fmt: skip
+    if result.failed:
+        sys.exit(1)
+
+
 def evaluate(
     *,
     market: FeatureMarket = FeatureMarket(),
@@ -380,6 +402,6 @@ def export(
 
 
 VERBS = (
-    export_data, prepare, audit, train, cross_validate, stack, auto, evaluate, leaderboard, backtest, plan, predict,
-    export,
+    export_data, prepare, audit, train, cross_validate, stack, auto, distribute, evaluate, leaderboard, backtest, plan,
+    predict, export,
 )  # fmt: skip

@@ -13,11 +13,12 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from ml_factory.argument_checks import check_file_exists
-from ml_factory.commands.options import Config, OwnModules, Texts, import_own_modules, parse_name_value_options
+from ml_factory.commands.options import Config, OwnModules, Texts, parse_name_value_options
 from ml_factory.errors import SettingsError, did_you_mean
 from ml_factory.interrupt import Interrupted
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.setting_names import parse_setting_value
+from ml_factory.own_modules import import_own_modules
 
 app = LazyModule("ml_factory.serving.app")
 following = LazyModule("ml_factory.serving.follow")

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ml_factory.argument_checks import check_file_exists
+from ml_factory.argument_checks import read_yaml
 from ml_factory.errors import SettingsError, did_you_mean
-from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import check_settings
 from ml_factory.process_identity import wants_bfloat16
 from ml_factory.recipes.language_models import DTYPES, LanguageModel, load_causal_model
@@ -29,7 +28,7 @@ from ml_factory.recipes.run import (
 from ml_factory.recipes.sdce import KINDS, SurrogateLoss, next_token_loss
 from ml_factory.recipes.surrogate import SurrogateTopTokens, cache_top_tokens, join_vocabularies
 from ml_factory.recipes.text import TextSource, open_text, pack_tokens
-from ml_factory.storage.files import files, local_cache_folder
+from ml_factory.storage.files import local_cache_folder
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace
 from ml_factory.training.batches import BatchLoader
@@ -38,7 +37,6 @@ from ml_factory.training.evaluate import evaluate_mean_loss
 from ml_factory.training.loop import Validation
 from ml_factory.training.spec import TrainSpec
 
-yaml = LazyModule("yaml")
 NAME = "sdce"
 NGRAM_TOKENS = 4_000_000  # training tokens that the n-gram model counts, at most
 DEVICES = {"auto": "auto", "cpu": "cpu", "cuda": "cuda", "tpu": "xla"}
@@ -163,15 +161,11 @@ def sdce_settings(config: Path | None = None, flags: Mapping[str, Any] | None = 
 def _read_yaml(path: Path) -> dict[str, Any]:
     """Return the values in the sections of a YAML file, by name of the setting. Raises SettingsError."""
     wanted = "YAML with sections model, surrogate, data, training"
-    text = files.read(check_file_exists(path.expanduser()), 1 << 16).decode(errors="replace")
-    try:
-        table = yaml.safe_load(text) or {}
-        given = {
-            f"{section}.{key}": value for section, values in table.items() for key, value in (values or {}).items()
-        }
-    except (yaml.YAMLError, AttributeError, ValueError, RecursionError) as error:
-        raise SettingsError("These settings cannot be read", where=path, got=" ".join(str(error).split())[:200],
-                            wanted=wanted) from None  # fmt: skip
+    table = read_yaml(path, wanted)
+    for section, values in table.items():
+        if not isinstance(values, dict | None):
+            raise SettingsError("These settings cannot be read", where=path, got=f"{section}: {values}", wanted=wanted)
+    given = {f"{section}.{key}": value for section, values in table.items() for key, value in (values or {}).items()}
     known = {item.metadata["place"]: item for item in fields(SdceSettings)}
     for place in given:
         if place not in known:

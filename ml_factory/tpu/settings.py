@@ -7,12 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ml_factory.argument_checks import check_file_exists
+from ml_factory.argument_checks import read_yaml
 from ml_factory.errors import SettingsError, did_you_mean
-from ml_factory.lazy_module import LazyModule
-from ml_factory.storage.files import files
 
-yaml = LazyModule("yaml")
 _NAME = r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?"
 # variable -> (default or None where it must be given, pattern of its value, what it is)
 VARIABLES: dict[str, tuple[str | None, str, str]] = {
@@ -144,14 +141,8 @@ def read_settings(path: Path | None) -> SliceSettings:
 
 def _read_file(path: Path) -> dict[str, str]:
     """Return the values of a flat YAML file by name, all of them as they are written. Raises SettingsError."""
-    text = files.read(check_file_exists(path.expanduser()), 1 << 16).decode(errors="replace")
-    try:
-        table = yaml.load(text, Loader=yaml.BaseLoader)  # texts alone: TORCH_VERSION 2.10 is no number
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise SettingsError("These settings cannot be read", where=path, got=" ".join(str(error).split())[:200],
-                            wanted="lines NAME: value") from None  # fmt: skip
     found: dict[str, str] = {}
-    for given, value in table.items() if isinstance(table, dict) else [(table, None)]:
+    for given, value in read_yaml(path, "lines NAME: value", texts=True).items():  # TORCH_VERSION 2.10 is no number
         name = _ALIASES.get(str(given).upper(), str(given).upper())
         if name in RETIRED:
             raise SettingsError(f"{name} is retired: {RETIRED[name]}", where=path)

@@ -134,7 +134,7 @@ def _model_rows(workspace: Workspace, data: PreparedDataset, compared: Evaluatio
             "baseline_log_loss": float(metrics.loc[verdict.best_baseline, "log_loss"]),
             "gain_best": verdict.gain_best, "gain_low": verdict.gain_best_low, "gain_high": verdict.gain_best_high,
             "direction_gain": verdict.direction_gain, "rows": verdict.rows, "effective_rows": verdict.effective_rows,
-            **_after_costs(workspace, data, artifact), "fit_seconds": _fit_seconds(artifact),
+            **_after_costs(workspace, data, artifact), "fit_seconds": fit_seconds(artifact),
             "quick": artifact.facts["run"]["quick"], "run_id": artifact.facts["run_id"],
         })  # fmt: skip
     return rows
@@ -149,7 +149,7 @@ def _after_costs(workspace: Workspace, data: PreparedDataset, artifact: Artifact
     return {"net": net, "break_even_ticks": ticks, "chance": traded.luck["deflated_sharpe"]}
 
 
-def _fit_seconds(artifact: Artifact) -> float:
+def fit_seconds(artifact: Artifact) -> float:
     """Return the seconds of all epochs, those before an interruption included."""
     epochs = [one["seconds"] for one in artifact.facts.get("history", ()) if one.get("seconds") is not None]
     return float(sum(epochs)) if epochs else float(artifact.facts["seconds"])

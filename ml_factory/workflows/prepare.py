@@ -110,7 +110,7 @@ def prepare(
     put_back = nullcontext() if data is None else _raw_bars_put_back(workspace, symbol)
     # A second process waits before it replaces the raw bars, and then finds what the first one made.
     with record_progress() as phases, file_lock(processed / "prepare.lock"), put_back:
-        settings = _settings_after_previous(settings, processed)
+        settings = settings_after_previous(settings, processed)
         if bar_minutes is not None:
             settings = replace(settings, bars=replace(settings.bars, minutes=bar_minutes))
         settings = add_found_barriers(settings, processed, searched, horizons)
@@ -133,7 +133,7 @@ def prepare(
     return _result(store, symbol, horizons, phases, found=stored, reused=not missing, seconds=seconds)
 
 
-def _settings_after_previous(given: DataSpec | None, processed: Path) -> DataSpec:
+def settings_after_previous(given: DataSpec | None, processed: Path) -> DataSpec:
     """Return the given settings, or without any the labels (but for searched ones) and `spans` of the current data set;
     with calendar and tick as given before, where none is given now.
     """

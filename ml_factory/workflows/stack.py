@@ -66,7 +66,7 @@ def stack(
     """
     started, workspace = time.perf_counter(), Workspace(workspace)
     check_single_rank("stack")
-    base_models = _check_stack_base_models(base_models)
+    base_models = check_stack_base_models(base_models)
     settings, chosen = settings_per_model(base_models, model_settings), RunOptions.of(options)
     data = load_certified_dataset(workspace, symbol, horizon, chosen.uncertified)
     plan_folds(data, data.splits["train"], FoldSchemeSpec(folds=folds), 1)  # refused before hours of fits
@@ -199,7 +199,7 @@ def _calibration(workspace: Workspace, data: PreparedDataset, pool: Stack, bases
     return Calibration.fit(floored_log_probabilities(pooled), data.y[rows][readable], horizon=data.horizon)
 
 
-def _check_stack_base_models(names: Sequence[str]) -> tuple[str, ...]:
+def check_stack_base_models(names: Sequence[str]) -> tuple[str, ...]:
     """Return the names, also from one text with commas. Raises SettingsError unless they are two known models or
     more.
     """

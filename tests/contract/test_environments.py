@@ -152,7 +152,7 @@ def test_requirements_version_ranges_have_lower_and_upper_bound():
         ROOT / "requirements" / "gs.txt",
         *(
             ROOT / "requirements" / f"{name}.txt"
-            for name in ("database", "onnx", "serve", "vision", "language", "compress", "auto")
+            for name in ("database", "onnx", "serve", "vision", "language", "compress", "auto", "ray")
         ),
     ]:
         for line in read_requirement_lines(path):

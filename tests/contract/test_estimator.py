@@ -95,6 +95,9 @@ class Full(nn.Module):
         return self.head(x_BTF.flatten(1))
 
 
+ROUNDING = 3e-5  # AdamW follows a gradient near 0: 6e-6 on some processors; a batch of one row more moves 3e-4
+
+
 def test_fit_out_of_memory_starts_again_from_last_checkpoint_in_smaller_parts(market, caplog):
     x_NF, rows, y = market
     settings = {"epochs": 2, "batch": 32, "lookback": 8, "device": "cpu", "threads": 1, "save_seconds": 0.0}
@@ -107,10 +110,10 @@ def test_fit_out_of_memory_starts_again_from_last_checkpoint_in_smaller_parts(ma
     model, result = fit(0, checkpoints=Kept())
     assert result.resumed_step == 4 and "began with 32, now 8" in result.nondeterminism[0]
     assert all(f"step 5, {size} rows at once" in caplog.text for size in (32, 16))
-    np.testing.assert_allclose(model.predict_proba(x_NF[None, :8]), whole.predict_proba(x_NF[None, :8]), atol=1e-6)
+    np.testing.assert_allclose(model.predict_proba(x_NF[None, :8]), whole.predict_proba(x_NF[None, :8]), atol=ROUNDING)
     model, result = fit(4)  # nothing was saved: from the start
     assert result.resumed_step is None and len(result.history) == 2
-    np.testing.assert_allclose(model.predict_proba(x_NF[None, :8]), whole.predict_proba(x_NF[None, :8]), atol=1e-6)
+    np.testing.assert_allclose(model.predict_proba(x_NF[None, :8]), whole.predict_proba(x_NF[None, :8]), atol=ROUNDING)
 
 
 HINT_RNG = np.random.default_rng(8)

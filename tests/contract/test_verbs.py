@@ -31,7 +31,7 @@ RUNS = {
     "clean": ("--symbol", "DEMO", "--dry-run"),
 }
 # Notebooks, the service, databases, W&B and slices have tests of their own: tests/test_notebooks.py, test_service.py
-ELSEWHERE = {"suite", "run", "serve", "export-data", "tracking", "recipe", "tpu"}
+ELSEWHERE = {"suite", "run", "serve", "export-data", "tracking", "recipe", "tpu", "distribute"}
 LIMIT = {"auto": ("--trials", 1)}  # without which it does not begin
 ON_SYMBOL = (
     "prepare",

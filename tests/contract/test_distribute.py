@@ -1,0 +1,236 @@
+"""`distribute`: a sweep on Ray gives what its verbs give one after another, whatever dies meanwhile."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from ml_factory import pipeline
+from ml_factory.data.synthetic import ensure_synthetic_demo_market
+from ml_factory.errors import FactoryError
+from ml_factory.storage.workspace import Workspace
+from tests.contract import doors
+
+ray = pytest.importorskip("ray")
+SMALLEST = {"include_dashboard": False, "object_store_memory": 80_000_000}
+MODELS = {"linear": {"rounds": 10}, "xgboost": {"rounds": 10}}
+SWEEP = {
+    "symbols": ["DEMO"], "horizons": [5], "models": MODELS, "folds": 2,
+    "make": ["prepare", "train", "cross_validate", "stack", "evaluate"],
+    "data": {"features.frames": [60], "features.families": ["momentum", "calendar"]},
+}  # fmt: skip
+
+
+@pytest.fixture
+def demo(tmp_path, monkeypatch):
+    """A function that makes a workspace with bars of eight days. A unit has one thread here, as it has on Ray."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("ML_FACTORY_WANDB", "off")
+
+    def make(name: str) -> Workspace:
+        workspace = Workspace(tmp_path / name)
+        ensure_synthetic_demo_market(workspace, "DEMO", days=8)
+        return workspace
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def two_cores():
+    """Ray on this machine, for all tests of a process."""
+    ray.init("local", num_cpus=2, log_to_driver=False, **SMALLEST)
+    yield
+    ray.shutdown()
+
+
+def trained_one_after_another(workspace: Workspace, models: dict, seeds=(0,)) -> dict[str, str]:
+    """What the verbs make without Ray."""
+    pipeline.prepare(workspace, "DEMO", (5,), settings=doors.SMALL_DATA)
+    for seed in seeds:
+        for name, own in models.items():
+            pipeline.train(workspace, "DEMO", 5, name, model_settings=own, seed=seed)
+    return made(workspace)
+
+
+def made(workspace: Workspace) -> dict[str, str]:
+    """Run id -> hash of its artifact."""
+    return {one.facts["run_id"]: one.hash for one in doors.ArtifactRegistry(workspace.models).list("DEMO")}
+
+
+def test_sweep_makes_what_its_verbs_make_one_after_another(demo, two_cores):
+    swept, alone = demo("swept"), demo("alone")
+    result = pipeline.distribute(swept, SWEEP)
+    assert result.failed == [] and list(result.units["state"]) == ["done"] * 7
+    trained_one_after_another(alone, MODELS)
+    pipeline.stack(alone, "DEMO", 5, tuple(MODELS), model_settings=MODELS, folds=2)
+    assert made(swept) == made(alone) and len(made(swept)) == 3
+    assert (swept.results / "report.html").is_file()
+    assert set(result.leaderboard["model"]) == {"linear", "xgboost", "stack"}
+    before = {path: path.stat().st_mtime_ns for path in swept.models.rglob("*")}
+    again = pipeline.distribute(swept, SWEEP | {"make": ["prepare", "train", "stack"]})
+    assert again.failed == [] and {path: path.stat().st_mtime_ns for path in swept.models.rglob("*")} == before
+    listed = pipeline.distribute(swept, SWEEP | {"seeds": [0, 2]}, dry_run=True)
+    units = listed.units.set_index("unit")
+    assert set(units.index[units["state"] == "to do"]) == {
+        *(f"{verb} DEMO 5 {name} seed 2" for verb in ("train", "cross_validate") for name in MODELS),
+        "stack DEMO 5 seed 2", "evaluate DEMO 5",
+    }  # fmt: skip
+    assert units.loc["train DEMO 5 linear seed 2", "minutes"] > 0
+
+
+def test_dry_run_says_what_other_settings_make_again(demo):
+    workspace = demo("w")
+    pipeline.prepare(workspace, "DEMO", (5,), settings=doors.SMALL_DATA)
+    for name, own in MODELS.items():
+        pipeline.train(workspace, "DEMO", 5, name, model_settings=own)
+
+    def to_do(**given) -> list[str]:
+        table = pipeline.distribute(
+            workspace, SWEEP | {"make": ["prepare", "train", "stack"]} | given, dry_run=True
+        ).units
+        return table["unit"][table["state"] == "to do"].tolist()
+
+    stack = "stack DEMO 5 seed 0"
+    assert to_do() == [stack]
+    pipeline.stack(workspace, "DEMO", 5, tuple(MODELS), model_settings=MODELS, folds=2)
+    assert to_do() == []
+    assert to_do(folds=3) == [stack]
+    assert to_do(models=MODELS | {"linear": {"rounds": 11}}) == ["train DEMO 5 linear seed 0", stack]
+    assert len(to_do(data={"labels.k_up": 1.5})) == 4
+
+
+def test_failed_unit_is_named_and_what_does_not_need_it_goes_on(demo, two_cores, tmp_path, call):
+    workspace, file = demo("w"), tmp_path / "sweep.yaml"
+    pipeline.prepare(workspace, "DEMO", (5,), settings=doors.SMALL_DATA)
+    file.write_text("symbols: [DEMO]\nhorizons: [7, 5]\nmodels: [linear, xgboost]\nquick: yes\nmake: [train, stack]\n")
+    code, out, err = call("distribute", file, "--workspace", workspace.root, "--json")
+    assert code == 1, err
+    found = json.loads(out)
+    rows = {row["unit"]: row for row in found["units"]}
+    assert [rows[name]["state"] for name in found["failed"]] == ["failed", "failed", "not run"]
+    assert [name for name in rows if " 7" in name] == found["failed"]
+    assert "horizon 7" in rows["train DEMO 7 linear seed 0"]["reason"]
+    assert "train DEMO 7 linear" in rows["stack DEMO 7 seed 0"]["reason"]
+    assert len(made(workspace)) == 3 and {row["model"] for row in found["leaderboard"]} == {
+        "linear",
+        "xgboost",
+        "stack",
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"symbol": ["MES"]}, "did you mean 'symbols'"),
+        ({"symbols": []}, "nothing to do"),
+        ({"symbols": "MES"}, "several values"),
+        ({"symbols": ["mes"]}, "use 'MES'"),
+        ({"models": ["lightgmb"]}, "lightgbm"),
+        ({"models": {"linear": {"round": 3}}}, "rounds"),
+        ({"models": {"linear": 3}}, "models.linear"),
+        ({"models": [], "make": ["train"]}, "nothing to do"),
+        ({"make": ["trian"]}, "did you mean 'train'"),
+        ({"horizons": [0]}, "HORIZON"),
+        ({"seeds": [-1]}, "SEED"),
+        ({"data": {"labels.k_upp": 1}}, "data.labels.k_upp"),
+        ({"cores": 0}, "cores above 0"),
+        ({"cores": float("inf")}, "cores above 0"),
+        ({"folds": 0}, "folds"),
+        ({"models": ["linear"]}, "two or more"),
+        ({"models": "linear"}, "list of names"),
+        ({"models": None}, "list of names"),
+        ({"make": [["train"]]}, "list of names"),
+        ({"data": {"labels": {"k_up": 1.2}}}, "labels.k_up"),
+        ({"data": {1: 2}}, "Not settings by name"),
+    ],
+)
+def test_wrong_sweep_is_refused_in_words_before_anything_starts(given, words, demo):
+    with pytest.raises(FactoryError, match=f"(?s){words}"):
+        pipeline.distribute(demo("w"), SWEEP | given)
+
+
+@pytest.mark.parametrize(("given", "words"), [({"cores": 4096}, "cores.*at most 2"), ({"gpus": 1}, "gpus.*at most 0")])
+def test_unit_that_no_machine_can_run_is_refused(given, words, demo, two_cores):
+    with pytest.raises(FactoryError, match=f"(?s)No machine.*{words}"):
+        pipeline.distribute(demo("w"), SWEEP | given)
+
+
+def test_symbol_that_cannot_be_prepared_leaves_leaderboard_of_the_others(demo, two_cores):
+    workspace = demo("w")
+    pipeline.prepare(workspace, "DEMO", (5,), settings=doors.SMALL_DATA)
+    sweep = SWEEP | {"symbols": ["NOPE", "DEMO"], "models": {"linear": {"rounds": 10}}, "make": ["train"]}
+    result = pipeline.distribute(workspace, sweep)
+    assert result.failed == ["train NOPE 5 linear seed 0"] and list(result.leaderboard["symbol"]) == ["DEMO"]
+
+
+# ---- what dies -------------------------------------------------------------------------------------------------------
+
+SLOW = {"xgboost": {"rounds": 4000}, "lightgbm": {"rounds": 1500}}  # some seconds, over several checkpoints
+
+
+def wait_for(found, seconds: float = 120.0) -> None:
+    until = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+@pytest.mark.soak
+def test_node_dies_in_mid_run(demo):
+    from ray.cluster_utils import Cluster
+
+    swept, alone = demo("swept"), demo("alone")
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **SMALLEST})
+    other = cluster.add_node(num_cpus=1, object_store_memory=SMALLEST["object_store_memory"])
+    killer = threading.Thread(
+        target=lambda: (
+            wait_for(lambda: len([*swept.checkpoints.glob("train-*/*.ckpt")]) > 1),
+            cluster.remove_node(other, allow_graceful=False),
+        )
+    )
+    ray.init(cluster.address, log_to_driver=False)
+    try:
+        killer.start()
+        result = pipeline.distribute(swept, SWEEP | {"models": SLOW, "make": ["prepare", "train"], "seeds": [0, 1]})
+    finally:
+        killer.join()
+        ray.shutdown()
+        cluster.shutdown()
+    assert result.failed == []
+    assert made(swept) == trained_one_after_another(alone, SLOW, (0, 1))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_driver_says_that_the_same_command_resumes(number, code, demo, tmp_path):
+    file = tmp_path / "sweep.yaml"
+    file.write_text(json.dumps(SWEEP | {"models": SLOW, "make": ["prepare", "train"]}))
+    workspace = demo("w")
+    words = [sys.executable, "-m", "ml_factory", "distribute", file, "--workspace", workspace.root]
+    driver = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    wait_for(lambda: [*workspace.checkpoints.glob("train-*/*.ckpt")])
+    driver.send_signal(number)
+    _, err = driver.communicate(timeout=60)
+    assert driver.returncode == code and "The same command resumes" in err and "Traceback" not in err, err
+
+
+@pytest.mark.soak
+def test_driver_dies_and_the_sweep_starts_again(demo, tmp_path):
+    swept, alone, file = demo("swept"), demo("alone"), tmp_path / "sweep.yaml"
+    file.write_text(json.dumps(SWEEP | {"models": SLOW, "make": ["prepare", "train"], "seeds": [0, 1]}))  # JSON is YAML
+    words = [sys.executable, "-m", "ml_factory", "distribute", file, "--workspace", swept.root]
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    driver = subprocess.Popen(words, env=environment, start_new_session=True)
+    wait_for(lambda: made(swept))
+    os.kill(driver.pid, signal.SIGKILL)
+    driver.wait()
+    before = made(swept)
+    assert len(before) < 4
+    subprocess.run(words, env=environment, check=True, timeout=600)
+    assert before.items() <= made(swept).items()
+    assert made(swept) == trained_one_after_another(alone, SLOW, (0, 1))
