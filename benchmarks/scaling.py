@@ -1,4 +1,4 @@
-"""Independent trainings as units of a sweep on every core, beside as many bare processes.
+"""Independent trainings as units of a sweep on every core, against as many bare processes.
 
     python -m benchmarks.scaling [--units 4] [--rounds 1500] [--repeats 2]
 

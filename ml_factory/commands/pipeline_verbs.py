@@ -274,7 +274,6 @@ def distribute(
         ray: Address of a cluster, such as ray://host:10001; empty: this machine.
         dry_run: List what is finished and what is to do.
     """
-    import_own_modules(own_modules)
     workspace = place.open()
     result = run_verb(place.as_json, "distributing", lambda: pipeline.distribute(
         workspace, sweep, ray, dry_run=dry_run, own_modules=own_modules

@@ -132,8 +132,8 @@ def distribute(
     """Run the units of a sweep on a Ray cluster, each when what it reads is finished, and compare all models.
 
     A unit whose process or machine dies is called again up to three times, and continues. One that fails is reported,
-    and what does not depend on it goes on. `evaluate` is called at the end for one symbol and horizon after another:
-    they write the same report.
+    and the units that do not depend on it continue. `evaluate` is called at the end for one symbol and horizon after
+    another: they write the same report.
 
     sweep : a YAML file with the fields of `SweepSpec`, or their values.
     ray : address of a cluster, such as ray://host:10001, whose machines reach the workspace at the same path or URL;
