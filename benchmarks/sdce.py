@@ -17,11 +17,10 @@ import numpy as np
 import torch
 
 from benchmarks.measure import best, digits, in_turns, print_json
-from ml_factory.recipes.language_models import load_causal_model
+from ml_factory.recipes.language_models import load_causal_model, open_text, pack_tokens
 from ml_factory.recipes.sdce import KINDS, SurrogateLoss
 from ml_factory.recipes.sdce_run import run_sdce
 from ml_factory.recipes.surrogate import SurrogateTopTokens, cache_top_tokens, join_vocabularies
-from ml_factory.recipes.text import open_text, pack_tokens
 from ml_factory.training.batches import BatchLoader
 from ml_factory.training.device import deterministic_device, pick_device
 from ml_factory.training.loop import take_training_step

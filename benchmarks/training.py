@@ -4,8 +4,7 @@
     python -m benchmarks.training --only windows loop
 
 One JSON line a measurement, with what was wanted. Scans are compared where XLA is (.venv-xla), in a process of its own;
-an absent environment is reported with its build command. Other
-work on the machine lengthens both sides of a comparison equally: they take turns, and ratios are medians of rounds.
+an absent environment is reported with its build command. Sides take turns, and ratios are medians of rounds.
 """
 
 import argparse
@@ -24,10 +23,9 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks.measure import digits, in_turns, median_ratio, median_wall, print_json, seconds
 from ml_factory.datasets.windows import Windows
 from ml_factory.models.registry import find_model_spec, resolve_registry_entry
-from ml_factory.training.batches import BatchLoader
-from ml_factory.training.device import Device, pick_device
+from ml_factory.training.batches import BatchLoader, weighted_cross_entropy
+from ml_factory.training.device import Device, deterministic_device, pick_device
 from ml_factory.training.loop import run_training_loop
-from ml_factory.training.losses import weighted_cross_entropy
 from ml_factory.training.spec import TrainSpec
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -161,12 +159,14 @@ def loops(kind: type[nn.Module], timed: TimedFeed, ready: list[tuple], spec: Tra
     optimizer = torch.optim.AdamW(bare_network.parameters(), lr=5e-4)
 
     def bare() -> None:
-        for batch in ready:
-            total, weight = loss(bare_network, batch)
-            (total / weight).backward()
-            nn.utils.clip_grad_norm_(bare_network.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
+        with deterministic_device(device):
+            for batch in ready:
+                with device.autocast():
+                    total, weight = loss(bare_network, batch)
+                (total / weight).backward()
+                nn.utils.clip_grad_norm_(bare_network.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
 
     def whole(rows: int = BATCH * len(ready)) -> None:
         run_training_loop(kind(F, T, 3, kind.Spec()), rows, timed, loss, spec, device, identity=IDENTITY)
@@ -175,7 +175,7 @@ def loops(kind: type[nn.Module], timed: TimedFeed, ready: list[tuple], spec: Tra
 
 
 def loop(repeats: int, steps: int = 12) -> None:
-    """Time fit() against its minimum: forward, backward, clipping and torch's AdamW on prepared batches."""
+    """Time fit() against its minimum in the same precision: forward, backward, clipping, AdamW on prepared batches."""
     spec = TrainSpec(epochs=1, batch=BATCH, device="cpu")
     device, rows = pick_device(spec), BATCH * steps
     rng = np.random.default_rng(0)
@@ -210,9 +210,7 @@ def loop(repeats: int, steps: int = 12) -> None:
 
 HERE = {"windows": windows, "loop": loop}
 # part -> (its module, its environment, what builds that)
-ELSEWHERE = {
-    "scan": ("benchmarks.training_scan", ".venv-xla", "make test-xla"),
-}
+ELSEWHERE = {"scan": ("benchmarks.training_scan", ".venv-xla", "make test-xla")}
 
 
 def elsewhere(part: str) -> int:

@@ -16,12 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.measure import digits, print_json
-from ml_factory.models.recurrent_layers import kernels
 from ml_factory.models.registry import build_model
-from ml_factory.models.sequence import LSTM, RecurrentSpec
+from ml_factory.models.sequence import LSTM, RecurrentSpec, kernels
+from ml_factory.training.batches import weighted_cross_entropy
 from ml_factory.training.device import pick_device
 from ml_factory.training.loop import take_training_step
-from ml_factory.training.losses import weighted_cross_entropy
 from ml_factory.training.spec import TrainSpec
 from ml_factory.training.state import TrainingState
 

@@ -2,12 +2,12 @@
 
 import difflib
 import os
-from collections.abc import Collection
+from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from ml_factory.errors import BarsError, SettingsError, did_you_mean
+from ml_factory.errors import BarsError, SettingsError
 from ml_factory.lazy_module import LazyModule
 from ml_factory.storage.files import files
 
@@ -52,25 +52,6 @@ def quick_from_environment(quick: bool) -> bool:
     return {"1": True, "0": False}.get(os.environ.get("ML_FACTORY_QUICK", ""), quick)
 
 
-def check_artifact_source(source: str) -> str:
-    """Return one of SOURCES. Raises SettingsError."""
-    return _one_of("source of models", "SOURCE", source, SOURCES)
-
-
-def check_fold_scheme(name: str) -> str:
-    """Return one of SCHEMES. Raises SettingsError."""
-    return _one_of("scheme of folds", "scheme", name, SCHEMES)
-
-
-def _one_of(what: str, where: str, given: str, known: Collection[str]) -> str:
-    if given not in known:
-        raise SettingsError(
-            f"Unknown {what}", where=where, got=repr(given), wanted=" or ".join(known),
-            next_step=did_you_mean(str(given), known),
-        )  # fmt: skip
-    return given
-
-
 def check_units_per_hour(rate: float | None) -> float | None:
     """Return the compute units per hour, a positive number, or None for no price. Raises SettingsError."""
     number = isinstance(rate, int | float) and not isinstance(rate, bool)
@@ -100,8 +81,7 @@ def read_yaml(path: Path, wanted: str, *, texts: bool = False) -> dict:
     """
     text = files.read(check_file_exists(path.expanduser(), "one YAML file"), 1 << 16).decode(errors="replace")
     try:
-        table = yaml.load(text, Loader=yaml.BaseLoader if texts else yaml.SafeLoader)
-        table = {} if table is None else table
+        table = yaml.load(text, Loader=yaml.BaseLoader if texts else yaml.SafeLoader) or {}
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         table = " ".join(str(error).split())[:200]
     if not isinstance(table, dict) or not all(isinstance(name, str) for name in table):
@@ -131,3 +111,28 @@ def check_field_types(settings: Any) -> None:
         if not fits or value != value:
             wanted = " or ".join("None" if kind is NoneType else _KINDS[kind] for kind in kinds)
             raise SettingsError("A value of another kind", where=name, got=repr(value), wanted=wanted)
+
+
+def check_settings(spec, **wanted: str | tuple) -> None:
+    """Raise SettingsError for a setting that is not of its field's type, or not what is wanted of it.
+
+    wanted : setting -> an interval, such as "[0, 1)", or the values it may have.
+    """
+    check_field_types(spec)
+    check_values({name: getattr(spec, name) for name in wanted}, **wanted)
+
+
+def check_values(values: Mapping, **wanted: str | tuple) -> None:
+    """Raise SettingsError for a value that is not what is wanted of it, as of `check_settings`."""
+    for name, allowed in wanted.items():
+        value = values[name]
+        if value is None:  # its type allows it
+            continue
+        if isinstance(allowed, tuple):  # all are listed: the nearest spelling of the device "gpu" would be "cpu"
+            fits, allowed = value in allowed, ", ".join(map(str, allowed))
+        else:
+            low, high = map(float, allowed[1:-1].split(","))
+            fits = low < value < high or (value == low and allowed[0] == "[") or (value == high and allowed[-1] == "]")
+            allowed = f"a number in {allowed}"
+        if not fits:
+            raise SettingsError("A setting is out of range", where=name, got=repr(value), wanted=allowed)

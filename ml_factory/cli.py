@@ -8,17 +8,17 @@ import logging
 import os
 import sys
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, ArgumentCollection, CycloptsError, Parameter, Token
 
 from ml_factory.argument_checks import check_file_exists
 from ml_factory.cli_output import StderrHandler, stderr_console
-from ml_factory.commands import machine, pipeline_verbs, recipes, serving, tpu
+from ml_factory.commands import machine, pipeline_verbs, recipes, tpu
 from ml_factory.commands.options import CONFIG_HELP
-from ml_factory.errors import FactoryError, SettingsError, did_you_mean
+from ml_factory.errors import FactoryError, SettingsError, check_known
 from ml_factory.interrupt import Interrupted, interrupt_message, interruptible
 from ml_factory.redaction import RedactedStream
 from ml_factory.storage.files import files
@@ -27,9 +27,53 @@ from ml_factory.storage.json_values import parse_json
 NAME = "python -m ml_factory"
 
 
+def _take_config(_: object, __: object, arguments: ArgumentCollection) -> None:
+    """Add the values of `--config FILE` to the typed ones, which replace them; `--set` has both. A hook of cyclopts.
+
+    A module is code: `import` is named with the command alone.
+    Raises BarsError where there is no such file, SettingsError for one that is no table or names an unknown option.
+    """
+    named = {one.name.removeprefix("--"): one for one in arguments if one.names and one.name.startswith("--")}
+    config = named.pop("config", None)
+    if config is None or config.parameter.help != CONFIG_HELP or not config.tokens:  # else a verb reads a file itself
+        return
+    path, known = check_file_exists(Path(config.tokens[0].value).expanduser()), sorted({*named} - {"import"})
+    for name, value in _read_table(path).items():
+        option = name.replace("_", "-")
+        check_known("There is no such option", path, option, known)
+        if isinstance(value, Mapping) is not (option == "set"):
+            raise SettingsError("Only `set` is a table, of names and values", where=path, got=name)
+        texts = _lines(value) if option == "set" else value if isinstance(value, list) else [value]
+        if option == "set" or not named[option].tokens:
+            found = [Token(keyword=f"--{option}", value=str(text), source=str(path)) for text in texts]
+            named[option].tokens[:0] = found
+
+
+def _read_table(path: Path) -> dict[str, Any]:
+    """Read a TOML file, or JSON by its suffix. Raises SettingsError."""
+    text = files.read(path).decode(errors="replace")
+    try:
+        table = parse_json(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SettingsError("These settings cannot be read", where=path, got=error, wanted="TOML, or .json") from None
+    if not isinstance(table, dict):
+        raise SettingsError("These are no settings", where=path, got=type(table).__name__, wanted="values by name")
+    return table
+
+
+def _lines(table: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Yield NAME=VALUE of every value in nested tables, as `--set` takes them."""
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _lines(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}=" + json.dumps(value, default=str)  # dates as text
+
+
 def _app(name: str, help_text: str, functions: Sequence[Callable]) -> App:
     defaults = Parameter(negative=(), show_default=lambda value: value if value not in ("", (), False) else None)
-    made = App(name=name, help=help_text, help_format="plaintext", default_parameter=defaults, version_flags=())
+    made = App(name=name, help=help_text, help_format="plaintext", default_parameter=defaults, version_flags=(),
+               config=_take_config)  # fmt: skip
     for function in functions:
         made.command(function, name=function.__name__.replace("_", "-"))
     return made
@@ -37,7 +81,7 @@ def _app(name: str, help_text: str, functions: Sequence[Callable]) -> App:
 
 app = _app(
     NAME, "From 1-minute bars to probabilities of the next move, on preemptible machines.",
-    (machine.doctor, *pipeline_verbs.VERBS, serving.serve, machine.clean, machine.tracking, machine.run,
+    (machine.doctor, *pipeline_verbs.VERBS, machine.serve, machine.clean, machine.tracking, machine.run,
      machine.suite),
 )  # fmt: skip
 app.command(_app(
@@ -67,7 +111,7 @@ def main() -> None:
         with interruptible():
             run(sys.argv[1:])
     except Interrupted as stop:
-        print(interrupt_message(stop.number, sys.argv[1:]), file=sys.stderr)
+        print(interrupt_message(stop.code - 128, sys.argv[1:]), file=sys.stderr)
         raise
     except CycloptsError as error:
         _fail(f"{' '.join(str(error).split())} Usage: {NAME} {' '.join(error.command_chain or ('VERB',))} --help", 2)
@@ -82,68 +126,9 @@ def run(words: list[str]) -> None:
         sys.exit(2)
     if words[0] == "recipe" and (retired := sorted(name for name in os.environ if name.startswith("XRT_"))):
         stderr_console.out(f"{', '.join(retired)}: XRT is gone, this is ignored; a TPU is used with PJRT_DEVICE=TPU")
-    app(_with_config(words), print_error=False, exit_on_error=False, result_action="return_value")
+    app(words, print_error=False, exit_on_error=False, result_action="return_value")
 
 
 def _fail(error: object, code: int) -> NoReturn:
     print(f"error: {error}", file=sys.stderr)
     sys.exit(code)
-
-
-def _with_config(words: list[str]) -> list[str]:
-    """Return the words with those of `--config FILE` put in; typed options replace the file's, and `--set` adds to it.
-
-    A module is code: `import` is named with the command alone.
-    Raises BarsError where there is no such file, SettingsError for one that is no table or names an unknown option.
-    """
-    chain, apps, rest = app.parse_commands(words)
-    at = next((number for number, word in enumerate(rest) if word.partition("=")[0] == "--config"), None)
-    verb = apps[-1]
-    if at is None or verb.default_command is None:
-        return words
-    arguments = {one.names[0].removeprefix("--"): one for one in verb.assemble_argument_collection() if one.names}
-    config = arguments.get("config")
-    if config is None or config.parameter.help != CONFIG_HELP:  # the verb reads a file of its own
-        return words
-    sign, value = rest[at].partition("=")[1:]
-    path, after = (value, rest[at + 1 :]) if sign else ("".join(rest[at + 1 : at + 2]), rest[at + 2 :])
-    others = rest[:at] + after
-    known = sorted(name for name in arguments if name not in ("config", "import") and not name.startswith(("-", "*")))
-    typed = {word.partition("=")[0].removeprefix("--").replace("_", "-") for word in others}
-    return [*chain, *_words_of_file(check_file_exists(Path(path).expanduser()), known, typed), *others]
-
-
-def _words_of_file(path: Path, known: Sequence[str], typed: Collection[str]) -> Iterator[str]:
-    """Yield the words of the options in a file, but those that are typed too. Raises SettingsError."""
-    for name, value in _read_table(path).items():
-        option = name.replace("_", "-")
-        if option not in known:
-            raise SettingsError("There is no such option", where=path, got=name, next_step=did_you_mean(option, known))
-        if isinstance(value, Mapping) is not (option == "set"):
-            raise SettingsError("Only `set` is a table, of names and values", where=path, got=name)
-        if option == "set":
-            yield from (f"--set={line}" for line in _lines(value))
-        elif option not in typed and value is not False:
-            yield from (f"--{option}" + ("" if one is True else f"={one}")
-                        for one in (value if isinstance(value, list) else [value]))  # fmt: skip
-
-
-def _read_table(path: Path) -> dict[str, Any]:
-    """Read a TOML file, or JSON by its suffix. Raises SettingsError."""
-    text = files.read(path).decode(errors="replace")
-    try:
-        table = parse_json(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise SettingsError("These settings cannot be read", where=path, got=error, wanted="TOML, or .json") from None
-    if not isinstance(table, dict):
-        raise SettingsError("These are no settings", where=path, got=type(table).__name__, wanted="values by name")
-    return table
-
-
-def _lines(table: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """Yield NAME=VALUE of every value in nested tables, as `--set` takes them."""
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _lines(value, f"{above}{name}.")
-        else:
-            yield f"{above}{name}=" + json.dumps(value, default=str)  # dates as text

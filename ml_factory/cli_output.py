@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ml_factory.models.registry import find_model_spec
 from ml_factory.process_identity import process_rank
-from ml_factory.progress import Heartbeat, ProgressPhase, format_duration, report_progress_to
+from ml_factory.progress import Heartbeat, ProgressPhase, report_progress_to
 
 stderr_console = Console(stderr=True, highlight=False)
 
@@ -30,18 +30,15 @@ def cli_progress_bars(what: str = "working", console: Console = stderr_console) 
         with Heartbeat(lambda line: console.print(line, soft_wrap=True), what, first=1.5):
             yield
         return
-    columns = TextColumn("{task.description:>12}"), BarColumn(), TextColumn("{task.fields[count]}"), TimeElapsedColumn()
-    with Progress(*columns, console=console) as bars:
-        tasks = {None: bars.add_task(what, total=None, count="")}
+    with Progress(BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console) as bars:
+        tasks = {None: bars.add_task(what, total=None)}
 
         def draw(one: ProgressPhase) -> None:
             if one.name not in tasks:
-                tasks[one.name] = bars.add_task(one.name, count="")
+                tasks[one.name] = bars.add_task(one.name)
             elif not one.done and not one.over:  # another phase of this name, such as the next fold's training
                 bars.reset(tasks[one.name])
-            count = f"{one.done:,} {one.of}" + (f", {one.rate:,.0f} a second" if one.rate >= 1.0 else "")
-            left = f", {format_duration(one.left)} left" if one.left and not one.over else ""
-            bars.update(tasks[one.name], total=one.rows, completed=one.done, count=count + left)
+            bars.update(tasks[one.name], total=one.rows, completed=one.done, description=one.line())
             if one.over:
                 bars.stop_task(tasks[one.name])
 

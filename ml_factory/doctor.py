@@ -3,7 +3,7 @@
 import importlib
 from dataclasses import dataclass
 
-from ml_factory.checkpoints.compute_session import configured_hours_remaining
+from ml_factory.checkpoints.schedule import configured_hours_remaining
 from ml_factory.errors import SettingsError
 from ml_factory.lazy_module import EXTRAS, missing_package_error
 from ml_factory.models.base import installed_library_versions

@@ -1,7 +1,7 @@
 """Errors that state what went wrong, where, what was got and wanted, and the next step."""
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 from ml_factory.redaction import redact_secrets
@@ -119,6 +119,16 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
         return ""
     close = difflib.get_close_matches(str(name), options, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else "use one of " + ", ".join(options)
+
+
+def check_known(what: str, where: object, name: str, known: Collection[str]) -> str:
+    """Return a name that is one of the known ones. Raises SettingsError with the nearest, or all of them, for another.
+
+    what : the error's first sentence.
+    """
+    if name not in known:
+        raise SettingsError(what, where=where, got=repr(name), next_step=did_you_mean(name, known))
+    return name
 
 
 class NonFiniteError(CheckpointError):

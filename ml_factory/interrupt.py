@@ -1,5 +1,9 @@
-"""Ctrl-C and SIGTERM on the command line: one line with the command that continues, and the usual exit code."""
+"""Ctrl-C and SIGTERM: a training saves at its next step, then ends as the signal asks; on the command line one line has
+the command that continues, and the exit code is the usual one.
+"""
 
+import logging
+import os
 import shlex
 import signal
 import threading
@@ -7,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_log = logging.getLogger("ml_factory")
 # Verbs that resume where they were interrupted; the others start again.
 _RESUMED = ("prepare", "train", "cross-validate", "stack", "auto", "distribute", "suite", "run",
             "audit", *(f"recipe {name}" for name in ("resnet50", "sdce", "t5", "compress")))  # fmt: skip
@@ -15,21 +21,17 @@ _RESUMED = ("prepare", "train", "cross-validate", "stack", "auto", "distribute",
 class Interrupted(SystemExit):
     """The process was interrupted. The exit code is 128 + the signal's number, as in shells: 130 or 143."""
 
-    def __init__(self, number: int):
-        super().__init__(128 + number)
-        self.number = number
-
 
 @contextmanager
 def interruptible() -> Iterator[None]:
     """Raise Interrupted in the main thread on SIGINT and SIGTERM inside the block; restore the handlers afterwards.
 
     A signal that this process was started to ignore stays ignored. A training that handles the signals itself
-    (`checkpoints.stop_signals`) saves first and then lets them act.
+    (`StopSignalFlag`) saves first and then lets them act.
     """
     before = {}
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _SIGNALS:
             if signal.getsignal(number) not in (signal.SIG_IGN, None):
                 before[number] = signal.signal(number, _interrupt)
     try:
@@ -51,4 +53,61 @@ def interrupt_message(number: int, words: Sequence[str]) -> str:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise Interrupted(number)
+    raise Interrupted(128 + number)
+
+
+class StopSignalFlag:
+    """Signal handlers while a listener is registered; the earlier handlers are restored afterwards.
+
+    Attributes
+    ----------
+    requested : number of the received signal, or None. A second signal acts at once, as it would without this flag.
+    """
+
+    def __init__(self):
+        self.requested: int | None = None
+        self._before: dict[int, object] = {}
+        self._listeners = 0
+
+    def listen(self) -> None:
+        """Register a listener; each call pairs with `remove_listener`. Handlers are set by the first listener on the
+        main thread.
+        """
+        self._listeners += 1
+        if not self._before and threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                before = signal.getsignal(number)
+                if before not in (signal.SIG_IGN, None):
+                    self._before[number] = before
+                    signal.signal(number, self._on_signal)
+
+    def remove_listener(self) -> None:
+        """Unregister; the last listener restores the handlers. A signal that no step has honoured acts now."""
+        self._listeners = max(0, self._listeners - 1)
+        if not self._listeners:
+            self.resend_if_requested()
+            self._restore_handlers()
+
+    def resend_if_requested(self) -> None:
+        """Restore the handlers and send the received signal again, after everything is saved. Returns when none
+        came.
+        """
+        number, self.requested = self.requested, None
+        if number is not None:
+            self._restore_handlers()
+            os.kill(os.getpid(), number)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self.requested = number
+        signal.signal(number, self._before.pop(number))
+        _log.warning(
+            "%s: saving at the next step, then stopping; a second signal stops at once", signal.Signals(number).name
+        )
+
+    def _restore_handlers(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            while self._before:
+                signal.signal(*self._before.popitem())
+
+
+stop = StopSignalFlag()

@@ -51,14 +51,21 @@ def import_module_or_explain(dotted: str) -> ModuleType:
         ) from error  # fmt: skip
 
 
+def is_package_installed(name: str) -> bool:
+    """Return True when a package can be imported, without importing it. A folder of its name (W&B leaves such ones) is
+    not the package: it has no origin.
+    """
+    try:
+        spec = find_spec(name)
+    except (ImportError, ValueError):
+        return False
+    return spec is not None and spec.origin is not None
+
+
 def check_packages_installed(*names: str) -> None:
     """Raise MissingPackageError for the first of these packages of extras that is not installed; imports none."""
     for name in names:
-        try:
-            found = find_spec(name)
-        except ModuleNotFoundError:
-            found = None
-        if found is None:
+        if not is_package_installed(name):
             raise missing_package_error(name)
 
 

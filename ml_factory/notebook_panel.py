@@ -16,8 +16,8 @@ from typing import Any
 
 import pandas as pd
 
-from ml_factory.checkpoints.compute_session import configured_hours_remaining
 from ml_factory.checkpoints.manager import save_status_line
+from ml_factory.checkpoints.schedule import configured_hours_remaining
 from ml_factory.lazy_module import LazyModule, check_packages_installed
 from ml_factory.notebook import figure_png, is_interactive_notebook, list_workspace_choices
 from ml_factory.progress import Heartbeat, ProgressPhase, watchers
@@ -26,14 +26,13 @@ from ml_factory.storage.json_values import parse_json
 ipython, display_of, widgets = LazyModule("IPython"), LazyModule("IPython.display"), LazyModule("ipywidgets")
 plots = LazyModule("ml_factory.evaluation.plots")  # needs packages that a new machine does not have in the first cell
 SECONDS = (2.0, 1.0)  # until a cell's panel appears and between curves, and between updates of the panel
-_SECONDS_BETWEEN_CLICKS = 0.2
 
 
 class CellPanel:
     """A panel below every cell that takes longer than two seconds, updated once a second from a thread of its own."""
 
     def __init__(self, shell: Any):
-        self._shell, self._heartbeat, self._view, self._clicks_read = shell, None, None, 0.0
+        self._shell, self._heartbeat, self._view = shell, None, None
         self._machine, self._strip, self._lists = None, None, None  # set by `offer`
 
     def register(self) -> None:
@@ -114,9 +113,7 @@ class CellPanel:
         kernel = self._shell.kernel
         if hasattr(kernel, "shell_channel_thread") or threading.current_thread() is not threading.main_thread():
             return
-        if time.monotonic() - self._clicks_read < _SECONDS_BETWEEN_CLICKS:
-            return
-        self._clicks_read, stream = time.monotonic(), kernel.shell_stream
+        stream = kernel.shell_stream
         while stream.socket.poll(0):
             frames = stream.socket.recv_multipart(copy=False)
             identities, parts = kernel.session.feed_identities(frames, copy=False)

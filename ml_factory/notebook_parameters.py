@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ml_factory.argument_checks import check_artifact_source, quick_from_environment
-from ml_factory.errors import SettingsError, did_you_mean
+from ml_factory.argument_checks import SOURCES, quick_from_environment
+from ml_factory.errors import SettingsError, check_known
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.registry import (
     available_models,
@@ -116,14 +116,7 @@ def _convert(name: str, kind: type, text: str) -> Any:
 def _kind_of(name: str, declared: Mapping[str, type], *, where: str) -> type:
     """Return the type of a parameter that this notebook declares or that all share."""
     known = SHARED | dict(declared)
-    if name not in known:
-        raise SettingsError(
-            "Unknown parameter",
-            where=where,
-            got=name,
-            next_step=did_you_mean(name, declared),
-        )
-    return known[name]
+    return known[check_known("Unknown parameter", where, name, known)]
 
 
 def check_parameters(family: str = "", *, with_stack: bool = False, shell: Any = None) -> types.SimpleNamespace:
@@ -203,7 +196,7 @@ def _check_values(values: dict[str, Any], family: str, with_stack: bool) -> None
             "Bars of this length are not read", where="BAR_MINUTES", got=values["BAR_MINUTES"], wanted=wanted
         )
     if "SOURCE" in values:
-        check_artifact_source(values["SOURCE"])
+        check_known("Unknown source of models", "SOURCE", values["SOURCE"], SOURCES)
     if "BASE_MODELS" in values:
         values["BASE_MODELS"] = tuple(name.strip() for name in values["BASE_MODELS"].split(",") if name.strip())
         for name in values["BASE_MODELS"]:

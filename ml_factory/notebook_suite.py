@@ -9,24 +9,18 @@ from pathlib import Path
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 from ml_factory.lazy_module import LazyModule
 from ml_factory.notebook_parameters import (
-    SHARED,
     convert_notebook_parameters,
     read_notebook,
     read_notebook_parameters,
 )
 from ml_factory.progress import progress_phase
 from ml_factory.redaction import redact_values
-from ml_factory.storage.files import files
-from ml_factory.storage.stored_paths import stored_path
+from ml_factory.storage.files import files, stored_path
 from ml_factory.storage.workspace import Workspace
 
 papermill = LazyModule("papermill")
 
 FOLDER = Path(__file__).resolve().parents[1] / "colab_notebooks"
-
-
-class _NotebookError(FactoryError):
-    """A cell of a notebook failed."""
 
 
 def _suite_notebooks() -> dict[str, Path]:
@@ -68,7 +62,7 @@ def run_suite_notebook(path: Path, out: Path, given: Mapping[str, str]) -> Path:
             kernel_name="python3", extra_arguments=["--IPKernelApp.log_level=50"],  # hides the kernel's log
         )  # fmt: skip
     except papermill.PapermillExecutionError as error:
-        raise _NotebookError(
+        raise FactoryError(
             f"{path.name} stopped: {error.ename}: {error.evalue}", where=f"cell {error.cell_index + 1}",
             next_step=f"open {out}, which shows the cell and its traceback",
         ) from error  # fmt: skip
@@ -93,9 +87,6 @@ def run_notebook_suite(
     parameters : shared names -> text; each notebook takes those it declares.
     on_notebook : called with name and seconds.
     """
-    unknown = [name for name in parameters if name not in SHARED]
-    if unknown:
-        raise SettingsError("Not a parameter all notebooks share", where="-p", got=unknown[0], wanted=", ".join(SHARED))
     given = {**parameters, "WORKSPACE": workspace.address}
     written = []
     for name, path in _suite_notebooks().items():

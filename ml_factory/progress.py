@@ -65,7 +65,7 @@ class ProgressPhase:
         parts = [f"{self.name}: {count}" if self.rows or self.done else self.name]
         if self.rate >= 1.0:
             parts.append(f"{self.rate:,.0f} a second")
-        if self.left is not None:
+        if self.left:
             parts.append(f"{format_duration(self.left)} left")
         return ", ".join(parts)
 
@@ -159,8 +159,7 @@ class Heartbeat:
         watchers.remove(self._moved)
         self._thread.join()
 
-    def __enter__(self) -> "Heartbeat":
-        return self.start()
+    __enter__ = start
 
     def __exit__(self, *error: object) -> None:
         self.stop()

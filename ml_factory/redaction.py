@@ -165,9 +165,7 @@ class _Redacting(logging.Filter):
 def redact_logs() -> None:
     """Redact all loggers of this package; called when it is imported."""
     for name in LOGGERS:
-        logger = logging.getLogger(name)
-        if not any(isinstance(one, _Redacting) for one in logger.filters):
-            logger.addFilter(_Redacting())
+        logging.getLogger(name).addFilter(_Redacting())
 
 
 def has_wandb_key() -> bool:

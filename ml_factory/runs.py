@@ -1,7 +1,6 @@
 """Runs: one attempt at a computation, opened once: its folder, checkpoints, lock, log, status and machine."""
 
 import logging
-import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,12 +10,12 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from ml_factory.argument_checks import check_artifact_source, check_seed
-from ml_factory.checkpoints.compute_session import is_session_ending
+from ml_factory.argument_checks import SOURCES, check_seed
 from ml_factory.checkpoints.latest_training import checkpoint_history
 from ml_factory.checkpoints.manager import CheckpointManager, PhaseCheckpoints
+from ml_factory.checkpoints.schedule import checkpoint_minutes_from_environment, is_session_ending
 from ml_factory.code_fingerprint import code_commit
-from ml_factory.errors import NotPreparedError, SettingsError, did_you_mean
+from ml_factory.errors import NotPreparedError, SettingsError, check_known
 from ml_factory.lazy_module import check_packages_installed
 from ml_factory.models.base import (
     describe_differences,
@@ -28,8 +27,7 @@ from ml_factory.models.registry import BOOSTERS, find_model_spec
 from ml_factory.process_identity import cores
 from ml_factory.settings import TASKS, RunSettings
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
-from ml_factory.storage.files import files
-from ml_factory.storage.stored_paths import stored_path
+from ml_factory.storage.files import files, stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol
 from ml_factory.tracking.tracker import Tracker
 from ml_factory.tracking.wandb_process import wandb_mirror_mode
@@ -74,24 +72,6 @@ def _graphics() -> str:
     return ", ".join(names) or "none"
 
 
-def checkpoint_minutes_from_environment(usual: float = 30.0) -> float:
-    """Return the minutes between two checkpoints: `usual`, overridden by ML_FACTORY_SAVE_MINUTES.
-
-    0 saves after every epoch or booster block: for a machine that may vanish at any moment, and for tests.
-    """
-    text = os.environ.get("ML_FACTORY_SAVE_MINUTES", "").strip()
-    try:
-        minutes = float(text) if text else usual
-    except ValueError:
-        minutes = -1.0
-    if not 0 <= minutes < float("inf"):
-        raise SettingsError(
-            "The time between checkpoints cannot be used", where="ML_FACTORY_SAVE_MINUTES", got=repr(text),
-            wanted="minutes, 0 or more", next_step="set it to for example 10, or unset it",
-        )  # fmt: skip
-    return minutes
-
-
 # ---- options -------------------------------------------------------------------------------------------------------
 
 
@@ -120,7 +100,7 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
-        check_artifact_source(self.source)
+        check_known("Unknown source of models", "source", self.source, SOURCES)
 
     @classmethod
     def of(cls, given: Mapping[str, Any], unused: Collection[str] = ()) -> "RunOptions":
@@ -129,11 +109,7 @@ class RunOptions:
         """
         known = [field.name for field in fields(cls) if field.name not in unused]
         for name in given:
-            if name not in known:
-                raise SettingsError(
-                    "There is no such argument", where="options of a run", got=name, wanted=", ".join(known),
-                    next_step=did_you_mean(name, known),
-                )  # fmt: skip
+            check_known("There is no such argument", "options of a run", name, known)
         return cls(**given)
 
 
@@ -421,11 +397,6 @@ class StoredRun(RunFolder):
         return tuple(self.facts["settings"].get("base_models") or (self.facts["model"],))
 
     @property
-    def rules(self) -> int:
-        """Number of trading rules that were chosen by hand in backtests of its test rows."""
-        return sum(fnmatch(name, "backtest-rule-*.json") for name in self.names)
-
-    @property
     def added(self) -> bool:
         """True where its folder has a file that no run writes, such as an export."""
         return any(not any(fnmatch(name, own) for own in _OWN) for name in self.names)
@@ -481,7 +452,8 @@ def count_trials(workspace: Workspace, symbol: str) -> int:
             tried[study.base] = max(tried.get(study.base, 0), len(files.read_json(study.folder / TRIALS)))
     finished = len({one.base for one in runs if one.ended})
     searched = sum(fnmatch(name, "h*-v*.json") for name in files.names(workspace.processed(symbol) / "searched"))
-    return max(finished + searched + sum(one.rules for one in runs) + sum(tried.values()), 1)
+    rules = sum(fnmatch(name, "backtest-rule-*.json") for one in runs for name in one.names)
+    return max(finished + searched + rules + sum(tried.values()), 1)
 
 
 def _other_runs(parent: Path, spec: RunSettings) -> dict[str, str]:

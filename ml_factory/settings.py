@@ -4,13 +4,14 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from ml_factory.argument_checks import CALENDARS, check_horizon, check_seed
 from ml_factory.code_fingerprint import source_hash
 from ml_factory.data.validation import RawBarSpec
 from ml_factory.datasets.preprocessing import check_preprocessing_steps
-from ml_factory.errors import FactoryError, SettingsError, did_you_mean
+from ml_factory.errors import FactoryError, SettingsError, check_known
 from ml_factory.features.build import FeatureSpec
 from ml_factory.models.registry import find_model_spec, registered_model_settings, registered_source_hash
 from ml_factory.storage.json_values import fingerprint_json, to_json_value
@@ -53,9 +54,8 @@ class DataSpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "preprocess", check_preprocessing_steps(self.preprocess))
-        if self.calendar not in (None, *CALENDARS):
-            hint = did_you_mean(str(self.calendar), CALENDARS)
-            raise SettingsError("Unknown trading calendar", where="calendar", got=repr(self.calendar), next_step=hint)
+        if self.calendar is not None:
+            check_known("Unknown trading calendar", "calendar", self.calendar, CALENDARS)
         if self.tick is not None and not 0 < self.tick < math.inf:
             raise SettingsError("A tick is a positive price step", where="tick", got=self.tick, wanted="> 0")
         found = [
@@ -106,9 +106,7 @@ def settings_with_values(spec: Any, given: Mapping[str, Any], above: str = "--se
         nested.setdefault(first, {})[rest] = value
     changed = {}
     for name, values in nested.items():
-        if name not in vars(spec):
-            step = did_you_mean(name, vars(spec))
-            raise SettingsError("There is no such setting", where=f"{above}{name}", got=name, next_step=step)
+        check_known("There is no such setting", f"{above}{name}", name, vars(spec))
         current = getattr(spec, name)
         if is_dataclass(current):
             changed[name] = settings_with_values(current, values, f"{above}{name}.")
@@ -174,7 +172,7 @@ class RunSettings:
         """Names of the models it trains: its own, or those of a stack."""
         return tuple(dict(self.settings).get("base_models") or (self.model,))
 
-    @property
+    @cached_property
     def sources(self) -> dict[str, str]:
         """Hashes of the code that made the data, and of the code that fits and predicts."""
         return {"data": source_hash(DATA_PACKAGES), "fit": source_hash(FIT_PACKAGES, exclude=COMPUTES_NOTHING)}

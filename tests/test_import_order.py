@@ -14,10 +14,10 @@ PACKAGE = ROOT / "ml_factory"
 
 # The packages and modules of ml_factory, as in docs/architecture.md. Each imports only from those before it.
 LAYERS_TEXT = """
-process_identity redaction errors background seeding lazy_module progress
+process_identity redaction errors background seeding lazy_module progress interrupt
 storage numba_cache checkpoints tracking argument_checks own_modules code_fingerprint
 data features targets datasets leakage models training evaluation ensemble settings result runs inference workflows
-interrupt serving tpu pipeline notebook notebook_panel notebook_parameters notebook_suite doctor cli_output
+serving tpu pipeline notebook notebook_panel notebook_parameters notebook_suite doctor cli_output
 recipes commands cli __main__
 """
 LAYERS = LAYERS_TEXT.split()
@@ -107,8 +107,8 @@ def test_imports_follow_order_of_packages_and_dependency_homes():
         ("features/build", "import torch.nn"),
         ("inference/predict", "import importlib\nimportlib.import_module('matplotlib.figure')"),
         ("pipeline", "from utils.colab_setup import setup_colab_environment"),
-        ("recipes/shard_writer", "from torch import optim"),
-        ("recipes/shard_writer", "from ml_factory.checkpoints.checkpoint_folder import CheckpointFolder"),
+        ("recipes/shards", "from torch import optim"),
+        ("recipes/shards", "from ml_factory.checkpoints.checkpoint_folder import CheckpointFolder"),
     ],
 )
 def test_import_check_with_broken_rule_reports_one_complaint(name, source):

@@ -180,7 +180,7 @@ def test_notebook_02_by_papermill_needs_only_raw_bars(cwd, path, home, call, tmp
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["-p", "TYPO", "1"], "Unknown parameter [-p]. got TYPO"),
+        (["-p", "TYPO", "1"], "Unknown parameter [-p]. got 'TYPO'"),
         (["-p", "HORIZON", "twenty"], "HORIZON"),
         (["-p", "SYMBOL", "1E5"], "write -r SYMBOL"),
         (["-p", "MODEL", "lstm"], "open 03_train_sequence.ipynb"),

@@ -20,12 +20,11 @@ import textwrap
 import threading
 from pathlib import Path
 
-from ml_factory.checkpoints.compute_session import FREE_TPU_HOURS, configured_hours_remaining, is_free_tpu_session
+from ml_factory.checkpoints.schedule import FREE_TPU_HOURS, configured_hours_remaining, is_free_tpu_session
 from ml_factory.errors import SettingsError, WorkspaceError, did_you_mean
 from ml_factory.redaction import has_wandb_key
 from ml_factory.storage import workspace as workspaces
-from ml_factory.storage.files import files
-from ml_factory.storage.mounts import mount_of
+from ml_factory.storage.files import files, mount_of
 from ml_factory.storage.remote import Remote
 from ml_factory.tracking.wandb_process import MODES, wandb_mirror_mode
 from utils import runtime
@@ -40,7 +39,7 @@ class ColabEnvironmentInfo:
     Parameters
     ----------
     on_colab : True on a Colab runtime.
-    accelerator : cuda, tpu or cpu; `device` is torch's name for it (tpu -> xla), `device_name` the model.
+    accelerator : cuda, tpu or cpu; `device_name` is the model.
     workspace : the opened workspace.
     versions : package -> version.
     hours_remaining : float, math.inf where nothing ends the session.
@@ -62,11 +61,6 @@ class ColabEnvironmentInfo:
     def __getitem__(self, name: str):
         """Return a field by name, as `env_info["workspace"]`."""
         return getattr(self, name)
-
-    @property
-    def device(self) -> str:
-        """cuda, xla or cpu."""
-        return {"tpu": "xla"}.get(self.accelerator, self.accelerator)
 
     def table(self) -> str:
         """Format the version table and the notes as text."""
@@ -117,7 +111,8 @@ def setup_colab_environment(
     in_bucket = str(root or "").startswith("gs://")
     if install and colab:
         extra = tuple(runtime.read_requirement_lines(runtime.BUCKETS)) if in_bucket else ()
-        installed = runtime.install_missing_packages(runtime.colab_requirements(tpu), extra)
+        path = runtime.ROOT / "requirements" / f"colab-{'tpu' if tpu else 'gpu'}.txt"
+        installed = runtime.install_missing_packages(path, extra)
     if colab and in_bucket:
         _sign_in(root)
     versions = runtime.installed_versions()
@@ -133,7 +128,7 @@ def setup_colab_environment(
         device_name=device_name,
         tracking=_prepare_tracking(colab, root, notes),
         installed=installed,
-        notes=(*notes, *runtime.missing_requirements(), *runtime.packages_replaced_after_import()),
+        notes=(*notes, *runtime.missing_requirements()),
     )
     print(info.table())
     return info

@@ -57,11 +57,6 @@ def check_torch_xla_pair(versions: dict[str, str]) -> None:
     )
 
 
-def colab_requirements(tpu: str) -> Path:
-    """Return the requirements file for this kind of Colab runtime."""
-    return ROOT / "requirements" / f"colab-{'tpu' if tpu else 'gpu'}.txt"
-
-
 def install_missing_packages(requirements: Path, extra: tuple[str, ...]) -> tuple[str, ...]:
     """Install the packages of `requirements` and of the library that this runtime lacks, by pip. An installed package
     is replaced only where it is too old for a new one and `KEEP` does not list it.
@@ -168,14 +163,6 @@ def missing_requirements() -> list[str]:
     lines = read_requirement_lines(GENERAL)
     missing = [line for line in lines if not _is_met(line)]
     return [f"missing or out of range: {', '.join(missing)}. Next: pip install -r requirements.txt"] if missing else []
-
-
-def packages_replaced_after_import() -> list[str]:
-    """Report packages that pip replaced after they were imported: the old code stays until the kernel restarts."""
-    names = {"torch": "torch", "numpy": "numpy", "pandas": "pandas", "scipy": "scipy", "sklearn": "scikit-learn"}
-    loaded = {name: getattr(sys.modules.get(name), "__version__", None) for name in names}
-    stale = [name for name, version in loaded.items() if version and version != installed_version(names[name])]
-    return [f"{', '.join(stale)} was replaced after it was imported. Next: restart the kernel"] if stale else []
 
 
 # ------------------------------------------------------------------ the accelerator

@@ -22,9 +22,8 @@ from ml_factory.checkpoints.checkpoint_file import (
     write_checkpoint,
 )
 from ml_factory.errors import CheckpointError, FactoryError, WorkspaceError
-from ml_factory.storage.files import files
+from ml_factory.storage.files import files, mount_of
 from ml_factory.storage.mirror import open_mirror, opened_mirror, verify_fetched
-from ml_factory.storage.mounts import mount_of
 from ml_factory.storage.remote import LEASES
 
 _MIN_KEPT = 2
@@ -132,12 +131,7 @@ class CheckpointFolder:
 
     def list_verified(self, run: str, phase: str) -> list[dict]:
         """List the descriptions of the phase's intact checkpoints, oldest first, at most `keep`."""
-        found: list[dict] = []
-        for info in self.infos(run, phase):
-            with suppress(CheckpointError, WorkspaceError):
-                if len(found) < self.keep:
-                    found.append(self._read(verify_checkpoint, Path(info["path"])))
-        return found[::-1]
+        return self._scan(run, phase, partial(self._read, verify_checkpoint))[0][: self.keep][::-1]
 
     def phases(self, run: str) -> list[str]:
         """List the phases that this run has saved."""

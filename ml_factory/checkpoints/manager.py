@@ -24,8 +24,8 @@ from ml_factory.checkpoints.checkpoint_folder import USER_SUFFIX, CheckpointFold
 from ml_factory.checkpoints.latest_training import latest_training_checkpoint
 from ml_factory.checkpoints.lease import RENEW_SECONDS, LeaseTakenOverError, PhaseLease
 from ml_factory.checkpoints.schedule import SaveTimer, reserved_save_seconds
-from ml_factory.checkpoints.stop_signals import stop
 from ml_factory.errors import CheckpointError, SessionOverError, SettingsError, WorkspaceError
+from ml_factory.interrupt import stop
 from ml_factory.process_identity import process_id
 from ml_factory.redaction import redact_secrets
 from ml_factory.storage.files import files
@@ -96,7 +96,6 @@ class PhaseCheckpoints:
 
     def save(self, state: dict, metrics: dict | None = None, force: bool = False) -> dict | None:
         """Save a state, as `CheckpointManager.save_checkpoint`: copy it, and write it in the background."""
-        self._manager.check_process()
         if not force and not self.due():
             return None
         self._check_taken_over()
@@ -112,7 +111,6 @@ class PhaseCheckpoints:
         self._timer.record_save()
         pauses = (*(_PAUSES if force or self._is_stopping() else ()), None)
         self._writer.submit(lambda: self._write(info, copy, pauses, saved, began))
-        self._check_taken_over()
         if self._is_stopping():
             self._end_work(saved)
         return saved
@@ -440,14 +438,9 @@ class CheckpointManager:
         self.close(_WAIT_SECONDS if stopping else _UPLOAD_SECONDS)
 
 
-def open_checkpoint_managers() -> list[CheckpointManager]:
-    """List the managers that this process has open."""
-    return [manager for manager in list(_open) if not manager.is_forked()]
-
-
 def _at_exit() -> None:
-    for manager in open_checkpoint_managers():
-        if manager.writer.wait(_END_SECONDS):
+    for manager in list(_open):
+        if not manager.is_forked() and manager.writer.wait(_END_SECONDS):
             manager.close(_END_SECONDS)
 
 

@@ -18,7 +18,7 @@ from ml_factory.storage.files import files
 from ml_factory.storage.mirror import fetch_file
 from ml_factory.storage.workspace import Workspace
 
-shard_writer, spec_file = LazyModule("ml_factory.recipes.shard_writer"), LazyModule("ml_factory.training.spec")
+shards_file, spec_file = LazyModule("ml_factory.recipes.shards"), LazyModule("ml_factory.training.spec")
 resnet50_file = LazyModule("ml_factory.recipes.resnet50")
 sdce_run = LazyModule("ml_factory.recipes.sdce_run")
 t5_file, compress_file = LazyModule("ml_factory.recipes.t5"), LazyModule("ml_factory.recipes.compress")
@@ -46,10 +46,10 @@ def shards(
     if (images is None) is (arrays is None):
         raise SettingsError("Images come from one place", where="recipe shards", wanted="--images or --arrays")
     if arrays is not None:
-        samples = shard_writer.array_samples(check_file_exists(arrays.expanduser()), part)
+        samples = shards_file.array_samples(check_file_exists(arrays.expanduser()), part)
     else:
-        samples = shard_writer.folder_samples(images.expanduser())
-    written = shard_writer.write_shards(samples, output.expanduser(), per_shard, prefix, seed)
+        samples = shards_file.folder_samples(images.expanduser())
+    written = shards_file.write_shards(samples, output.expanduser(), per_shard, prefix, seed)
     if as_json:
         print_json(written)
     else:

@@ -1,6 +1,5 @@
 """Verbs of Cloud TPU slices: tpu setup, resume, status, monitor, logs, ssh, stop, cleanup."""
 
-import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,11 +45,9 @@ class Waiting(SliceFlags):
     """Slice and waiting.
 
     Args:
-        hours: Longest wait; empty: without a limit.
         poll: Seconds between two looks at the state.
     """
 
-    hours: Annotated[float | None, Parameter(validator=Number(gte=0))] = None
     poll: Annotated[float, Parameter(validator=Number(gte=0.01))] = 30.0
 
 
@@ -66,8 +63,7 @@ def _open(flags: SliceFlags) -> Any:
     gcloud = gcloud_file.Gcloud(
         f"--project={settings['PROJECT_ID']}", "--quiet", dry_run=flags.dry_run, pause=min(20.0, waiting.poll), say=say
     )
-    longest = math.inf if waiting.hours is None else waiting.hours * 3600
-    return slice_file.Slice(settings, gcloud, folder, waiting.poll, longest, say)
+    return slice_file.Slice(settings, gcloud, folder, waiting.poll, say)
 
 
 def _run(flags: SliceFlags, verb: str, as_json: bool, **given: Any) -> None:

@@ -14,15 +14,13 @@ import pandas as pd
 from ml_factory.argument_checks import check_file_exists
 from ml_factory.errors import BarsError
 from ml_factory.lazy_module import LazyModule
-from ml_factory.storage.mounts import mount_of
+from ml_factory.storage.files import mount_of
 
-pyarrow, parquet = LazyModule("pyarrow"), LazyModule("pyarrow.parquet")  # a service predicts without them
+pyarrow = LazyModule("pyarrow")  # a service predicts without it
 
 DELIMITERS = (",", ";", "\t", "|")
 _TEXT_MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-sig"}
 _HEAD_BYTES = 65_536
-_PIECE, _LARGE = 1 << 24, 1 << 26  # bytes
-_MOST_OF_TEXT, _MOST_OF_COLUMNS = 50, 400  # times its stored size: bars grow 5 to 15 times from gzip, 2 from Parquet
 # Before 3.1 pandas parses decimals inexactly in the last bit without this option; since then the option is deprecated.
 _EXACT = {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
 
@@ -80,36 +78,11 @@ def _first_bytes(path: Path, local: Path) -> bytes:
     return head
 
 
-def _check_expansion(path: Path, stored: int, expanded: float, most: int) -> None:
-    """Raise BarsError for a file that grows more than `most` times when it is read."""
-    if expanded > max(_LARGE, most * stored):
-        raise BarsError(
-            "This file is a decompression bomb, or not a table of bars", where=path,
-            got=f"{expanded / 1e6:,.0f} MB or more in {stored / 1e6:,.1f} MB",
-            wanted=f"at most {most} times its size on the disk", next_step="export it again",
-        )  # fmt: skip
-
-
-def _read_gzip(path: Path, local: Path) -> bytes:
-    """Read a compressed file piece by piece, so that a bomb is refused while it is small."""
-    content = bytearray()
-    with gzip.open(local) as file:
-        while piece := file.read(_PIECE):
-            content += piece
-            _check_expansion(path, local.stat().st_size, len(content), _MOST_OF_TEXT)
-    return bytes(content)
-
-
 def _read_parquet(path: Path, local: Path) -> pd.DataFrame:
     try:
-        facts = parquet.read_metadata(local)
-        # By the number of values: repeated values take no space in a file, and all of theirs in memory.
-        _check_expansion(path, local.stat().st_size, 8.0 * facts.num_rows * facts.num_columns, _MOST_OF_COLUMNS)
         table = pd.read_parquet(local)
         pyarrow.default_memory_pool().release_unused()  # it would keep as much as the table takes
         return table
-    except BarsError:
-        raise
     except (pyarrow.ArrowException, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         content = local.read_bytes()
         whole = content[:4] == content[-4:] == b"PAR1"
@@ -120,7 +93,7 @@ def _read_parquet(path: Path, local: Path) -> pd.DataFrame:
 
 def _read_csv(path: Path, local: Path, head: bytes, skip_bad: bool) -> pd.DataFrame:
     try:
-        content = _read_gzip(path, local) if head[:2] == b"\x1f\x8b" else local.read_bytes()
+        content = gzip.decompress(local.read_bytes()) if head[:2] == b"\x1f\x8b" else local.read_bytes()
         encoding = next((name for mark, name in _TEXT_MARKS.items() if content.startswith(mark)), "utf-8")
         text = content.decode(encoding)
     except UnicodeDecodeError as error:

@@ -42,7 +42,7 @@ class BarFinding:
 class BarReport:
     """Findings of `validate_bars`, and what the bars are.
 
-    findings : one for each kind
+    findings : the most severe first
     rows : number of bars kept
     first, last : starts of the first and last bar (UTC)
     minutes : length of a bar
@@ -51,16 +51,16 @@ class BarReport:
 
     findings: tuple[BarFinding, ...]
     rows: int
-    first: pd.Timestamp | None
-    last: pd.Timestamp | None
-    minutes: int = 1
-    fingerprint: str = ""
+    first: pd.Timestamp
+    last: pd.Timestamp
+    minutes: int
+    fingerprint: str
 
     def to_dict(self) -> dict:
         """Return JSON values."""
-        first, last = (None if when is None else when.isoformat() for when in (self.first, self.last))
         return {
-            "rows": self.rows, "first": first, "last": last, "minutes": self.minutes, "fingerprint": self.fingerprint,
+            "rows": self.rows, "first": self.first.isoformat(), "last": self.last.isoformat(), "minutes": self.minutes,
+            "fingerprint": self.fingerprint,
             "findings": [found.to_dict() for found in self.findings],
         }  # fmt: skip
 

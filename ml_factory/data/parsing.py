@@ -93,10 +93,6 @@ def normalize_column_name(name: object) -> str:
     return re.sub(r"[\s\-/]+", "_", str(name).strip().strip("<>\"'").strip().lower())
 
 
-def _is_time(name: object) -> bool:
-    return name is not None and normalize_column_name(name) in ("timestamp", *SPELLINGS["timestamp"])
-
-
 def match_bar_columns(
     raw: pd.DataFrame, where: object, given: Sequence[tuple[str, str]] = ()
 ) -> tuple[dict[str, pd.Series], list[BarFinding]]:
@@ -130,7 +126,10 @@ def match_bar_columns(
         date, time = (raw[named[name][0]].astype(str).str.strip() for name in ("date", "time"))
         found["timestamp"] = date + " " + time
         mapped = [text for text in mapped if not text.endswith("as timestamp")] + ["date and time as timestamp"]
-    elif "timestamp" not in found and (isinstance(raw.index, pd.DatetimeIndex) or _is_time(raw.index.name)):
+    elif "timestamp" not in found and (
+        isinstance(raw.index, pd.DatetimeIndex)
+        or normalize_column_name(raw.index.name) in ("timestamp", *SPELLINGS["timestamp"])
+    ):
         found["timestamp"] = raw.index.to_series(index=range(len(raw)))
         mapped.append("the index as timestamp")
     found |= declared

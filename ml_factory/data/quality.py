@@ -111,18 +111,6 @@ def _describe_runs(rows: np.ndarray, what: str) -> str:
     return f"{pluralize_count(len(lengths), 'run')} of bars {what}, the longest of {lengths.max(initial=0)}"
 
 
-def merge_findings_by_kind(findings: list[BarFinding]) -> list[BarFinding]:
-    """Merge findings of one kind: a change of adjustment may show in the level and in the tick."""
-    merged: dict[str, BarFinding] = {}
-    for found in findings:
-        other = merged.get(found.kind)
-        if other is not None:
-            rows = np.union1d(other.rows, found.rows)
-            found = BarFinding(found.kind, found.severity, rows, f"{other.message}; {found.message}", other.next_step)
-        merged[found.kind] = found
-    return list(merged.values())
-
-
 # ---- runs ------------------------------------------------------------------------------------------------------------
 
 

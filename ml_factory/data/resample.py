@@ -29,7 +29,6 @@ BEFORE_ALL = np.iinfo(np.int64).min
 # End of the last bar; start of the last bar inside a session, that session's close, its contract and its segment.
 FIRST_POSITION = {"clock": BEFORE_ALL, "previous": BEFORE_ALL, "close": BEFORE_ALL, "contract": -1, "segment": -1}
 _NO_BARS = (np.empty(0, np.int64), (np.empty(0),) * 6)
-_VERSION = 4
 
 
 @dataclass(frozen=True)
@@ -234,25 +233,15 @@ class BarStream:
 
     def get_state(self) -> dict:
         """Return all that later buckets depend on, as plain numbers and names, for `load_state`."""
-        return self._settings() | {
+        return {
             "now": self._now, "contracts": list(self._contracts), "position": dict(self._position),
             "marks": self._marks.tolist(), "prices": self._prices.tolist(),
         }  # fmt: skip
 
     def load_state(self, state: Mapping) -> None:
-        """Restore a state of `get_state`; raise SettingsError for the state of another kind of stream."""
-        wanted = self._settings()
-        got = {name: state.get(name) for name in wanted}
-        if got != wanted:
-            step = "build the stream with the market and bars of the one that was saved"
-            raise SettingsError("The state is of another stream", where="state", got=got, wanted=wanted, next_step=step)
+        """Restore a state of `get_state` of a stream with this market and length."""
         self._now, self._contracts, self._position = state["now"], list(state["contracts"]), dict(state["position"])
         self._marks, self._prices = np.array(state["marks"], np.int64), np.array(state["prices"], np.float64)
-
-    def _settings(self) -> dict:
-        """Return the settings that a saved state must share."""
-        names = ("calendar", "has_volume", "bar_minutes")
-        return {"version": _VERSION, "minutes": self.minutes} | {name: getattr(self.market, name) for name in names}
 
     def _emit(
         self, start: np.ndarray, columns: tuple, interval: np.ndarray, segment: np.ndarray, rolled: np.ndarray,

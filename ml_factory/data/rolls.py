@@ -13,7 +13,7 @@ from datetime import date
 import numpy as np
 import pandas as pd
 
-from ml_factory.argument_checks import check_field_types
+from ml_factory.argument_checks import check_settings, check_values
 from ml_factory.data.sessions import MINUTE_NS, PRICES, MarketSpec, assign_sessions
 from ml_factory.errors import BarsError, SettingsError, did_you_mean
 
@@ -40,7 +40,7 @@ class FuturesContract:
     name : the exchange's code
     root : its market, such as "ES"
     year, month : of delivery
-    expiry : last day, where it was given or is in the code
+    expiry : last day, where it is in the code
     """
 
     name: str
@@ -58,7 +58,7 @@ class FuturesContract:
         """Return the last day to hold the contract (CME rulebooks; holidays are ignored).
 
         Index futures settle on the third Friday of their month. A metal is left by the last weekday of the month
-        before, when delivery notices begin. Raises BarsError for other markets, whose days must be given.
+        before, when delivery notices begin. Raises BarsError for other markets, whose codes must hold the day.
         """
         if self.expiry:
             return self.expiry
@@ -67,38 +67,29 @@ class FuturesContract:
             return np.busday_offset(month, 2, roll="forward", weekmask="Fri").item()
         if self.root in _METALS:
             return np.busday_offset(f"{month}-01", -1, roll="forward").item()
-        step = f"roll by volume, or give expiries=(({self.name!r}, 'YYYY-MM-DD'), ...)"
+        step = f"roll by volume, or name contracts with their last day: {self.root}20131220"
         raise BarsError("The last day of this contract is not known", where=self.name, next_step=step)
 
 
-def parse_contract_code(name: str, first_bar: pd.Timestamp, expiry: str | None = None) -> FuturesContract:
-    """Parse a contract's code: ESZ3, ESZ13, ESZ2013, ES201312, ES-2013-12, 20131220 (a last day).
+def parse_contract_code(name: str, first_bar: pd.Timestamp) -> FuturesContract:
+    """Parse a contract's code: ESZ3, ESZ13, ESZ2013, ES201312, ES-2013-12, ES20131220 (with its last day).
 
-    Parameters
-    ----------
-    name : the code
     first_bar : resolves a year of one digit: the next such year in which the contract can still be delivered
-    expiry : the last day; the code then need not be readable
     """
     match = _CODE.match(name.strip().upper())
-    try:
-        last = date.fromisoformat(expiry) if expiry else None
-        if match and match["stamp"]:
-            stamp = match["stamp"].replace("-", "")
+    if match is None:
+        step = "name it as the exchange does, or with its last day: ES20131220"
+        raise BarsError("The expiry cannot be read off this contract", where=name, wanted="ESZ3", next_step=step)
+    if match["stamp"]:
+        stamp = match["stamp"].replace("-", "")
+        try:
             day = date(int(stamp[:4]), int(stamp[4:6]), int(stamp[6:] or 1))
-            return FuturesContract(name, match["root"], day.year, day.month, last or (day if len(stamp) == 8 else None))
-    except ValueError as error:
-        got = expiry or name
-        raise BarsError("Not a date of a contract", where=name, got=got, next_step="write 2013-12-20") from error
-    if match:
-        month = MONTH_LETTERS.index(match["letter"]) + 1
-        period = 10 ** len(match["digits"])
-        earliest = first_bar.year + (month < first_bar.month)
-        return FuturesContract(name, match["root"], earliest + (int(match["digits"]) - earliest) % period, month, last)
-    if last:
-        return FuturesContract(name, "", last.year, last.month, last)
-    step = f"give its last day: expiries=(({name!r}, 'YYYY-MM-DD'), ...)"
-    raise BarsError("The expiry cannot be read off this contract", where=name, wanted="ESZ3", next_step=step)
+        except ValueError as error:
+            raise BarsError("Not a date of a contract", where=name, next_step="write ES20131220") from error
+        return FuturesContract(name, match["root"], day.year, day.month, day if len(stamp) == 8 else None)
+    month, period = MONTH_LETTERS.index(match["letter"]) + 1, 10 ** len(match["digits"])
+    earliest = first_bar.year + (month < first_bar.month)
+    return FuturesContract(name, match["root"], earliest + (int(match["digits"]) - earliest) % period, month)
 
 
 @dataclass(frozen=True)
@@ -110,7 +101,6 @@ class RollSpec:
         contract's last day, into the nearest one that lasts longer. Never back to an earlier contract
     days_before : 6 is the custom for index futures, the Thursday of the week before the third Friday
     months : delivery months to use, such as (3, 6, 9, 12); None: all by volume, the active ones by date
-    expiries : (contract, last day) pairs where the code does not contain the day, such as (("CLZ4", "2024-11-20"),)
     first : contract to begin with; None: the first session only decides the contract and gives no bars
     forced : (contract, moment) pairs: roll into it at this minute, whatever the rule gives
     """
@@ -118,22 +108,13 @@ class RollSpec:
     by: str = "volume"
     days_before: int = 6
     months: tuple[int, ...] | None = None
-    expiries: tuple[tuple[str, str], ...] = ()
     first: str | None = None
     forced: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self):
-        check_field_types(self)
-        if self.by not in ("volume", "date"):
-            step = did_you_mean(self.by, ("volume", "date"))
-            raise SettingsError("No such roll", where="by", got=repr(self.by), next_step=step)
-        if self.days_before < 0:
-            raise SettingsError("A roll comes before the end", where="days_before", got=self.days_before, wanted=">= 0")
-        if self.months is not None and not all(month in range(1, 13) for month in self.months):
-            raise SettingsError(
-                "No such delivery months", where="months", got=repr(self.months), wanted="numbers from 1 to 12",
-                next_step="give for example (3, 6, 9, 12)",
-            )  # fmt: skip
+        check_settings(self, by=("volume", "date"), days_before="[0, inf)")
+        for month in self.months or ():
+            check_values({"months": month}, months=tuple(range(1, 13)))
         for name, moment in self.forced:
             if pd.Timestamp(moment).tz is None:
                 step = f"write it with its zone, such as {moment}+00:00"
@@ -162,7 +143,7 @@ def build_continuous_contract(
         "forced"), common (the minute whose closes join them; NaT where the two never traded in one minute: the chain
         continues from the last close, and with it the market's own move over that gap is left out) and the two closes
     """
-    start_ns, code, contracts = _read_table(table, spec)
+    start_ns, code, contracts = _read_table(table)
     opens, volume, seen, days = _by_session(table, start_ns, code, len(contracts), market, spec)
     changes = _roll_events(spec, contracts, opens, days, volume, seen, start_ns)
     position = np.searchsorted([at for at, _, _ in changes], start_ns, side="right") - 1
@@ -195,16 +176,12 @@ def cumulative_roll_factors(contract: np.ndarray, opens: np.ndarray, close: np.n
 # ---- roll dates ------------------------------------------------------------------------------------------------------
 
 
-def _read_table(table: pd.DataFrame, spec: RollSpec) -> tuple[np.ndarray, np.ndarray, list[FuturesContract]]:
+def _read_table(table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, list[FuturesContract]]:
     """Return starts, the contract of each row as a position, and the contracts in order of expiry."""
     start_ns = table.index.as_unit("ns").asi8
     found, names = pd.factorize(table["contract"])
     _, first = np.unique(found, return_index=True)
-    given = dict(spec.expiries)
-    contracts = [
-        parse_contract_code(str(name), table.index[row], given.get(str(name)))
-        for name, row in zip(names, first, strict=True)
-    ]
+    contracts = [parse_contract_code(str(name), table.index[row]) for name, row in zip(names, first, strict=True)]
     roots = sorted({contract.root for contract in contracts})
     if len(roots) > 1:
         step = "write each market to a file of its own"

@@ -31,7 +31,6 @@ mourning; NYMEX notices of 2008 (no early close on holidays); `pandas_market_cal
 the later close stands: a session then simply ends with its last bar.
 """
 
-import math
 import re
 import warnings
 from dataclasses import asdict, dataclass, replace
@@ -42,8 +41,8 @@ import numpy as np
 import pandas as pd
 from pandas.tseries.holiday import nearest_workday
 
-from ml_factory.argument_checks import CALENDARS, check_field_types
-from ml_factory.errors import BarsError, SettingsError, did_you_mean
+from ml_factory.argument_checks import CALENDARS, check_settings
+from ml_factory.errors import BarsError, SettingsError
 
 DAY_NS = 86_400_000_000_000
 MINUTE_NS = 60_000_000_000
@@ -143,14 +142,9 @@ class MarketSpec:
     source: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
-        check_field_types(self)
-        if self.calendar not in TRADING_HOURS:
-            hint = did_you_mean(self.calendar, TRADING_HOURS)
-            raise SettingsError("Unknown trading calendar", where="calendar", got=repr(self.calendar), next_step=hint)
+        check_settings(self, calendar=CALENDARS, tick="(0, inf)")
         if isinstance(self.tick, np.number):
             object.__setattr__(self, "tick", self.tick.item())  # a manifest holds Python's numbers
-        if self.tick is not None and not 0 < self.tick < math.inf:
-            raise SettingsError("A tick is a positive price step", where="tick", got=self.tick, wanted="> 0 or None")
 
     def inferred_fact_warnings(self) -> list[str]:
         """Return one warning for each fact that was inferred from the bars instead of being given or looked up."""

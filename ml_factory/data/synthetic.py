@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ml_factory.argument_checks import DEMO_NULL, check_field_types
+from ml_factory.argument_checks import CALENDARS, DEMO_NULL, check_settings
 from ml_factory.data.io import write_bars
 from ml_factory.data.sessions import CME_CALENDARS, MINUTE_NS, TRADING_HOURS, assign_sessions, scheduled_session_days
-from ml_factory.errors import SettingsError, did_you_mean
 from ml_factory.seeding import seeded_generator
 from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace
@@ -77,17 +76,8 @@ class SyntheticSpec:
     missing: float = 0.002
 
     def __post_init__(self) -> None:
-        check_field_types(self)
-        for field, options in (("kind", KINDS), ("calendar", TRADING_HOURS)):
-            if getattr(self, field) not in options:
-                got, hint = repr(getattr(self, field)), did_you_mean(getattr(self, field), options)
-                raise SettingsError("No such synthetic market", where=field, got=got, next_step=hint)
-        above_0 = ("days", "price", "tick", "dwell_minutes", "minute_volatility")
-        wanted = dict.fromkeys(above_0, "> 0") | {"missing": "0 to 0.5"}
-        for field, what in wanted.items():
-            value = getattr(self, field)
-            if not (0 <= value < 0.5 if field == "missing" else value > 0):
-                raise SettingsError("A synthetic market cannot be built", where=field, got=value, wanted=what)
+        above_0 = dict.fromkeys(("days", "price", "tick", "dwell_minutes", "minute_volatility"), "(0, inf)")
+        check_settings(self, kind=KINDS, calendar=CALENDARS, missing="[0, 0.5)", **above_0)
 
     @property
     def state_drift(self) -> float:

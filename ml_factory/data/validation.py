@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from ml_factory.argument_checks import check_field_types
+from ml_factory.argument_checks import check_settings, check_values
 from ml_factory.data.bar_report import (
     SEVERITIES,
     BarFinding,
@@ -32,13 +32,12 @@ from ml_factory.data.parsing import (
     read_times,
     row_fault_findings,
 )
-from ml_factory.data.quality import find_quality_issues, merge_findings_by_kind
+from ml_factory.data.quality import find_quality_issues
 from ml_factory.data.rolls import cumulative_roll_factors
 from ml_factory.data.sessions import MINUTE_NS, PRICES, MarketSpec, resolve_market_spec
-from ml_factory.errors import BarsError, SettingsError
+from ml_factory.errors import BarsError
 from ml_factory.storage.workspace import BAR_MINUTES
 
-FEW_BARS = 300
 _NO_ROWS = np.empty(0, np.int64)
 
 
@@ -64,15 +63,10 @@ class RawBarSpec:
     columns: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self):
-        check_field_types(self)
+        check_settings(self, stamp=("start", "end"), decimal=(".", ","), minutes=BAR_MINUTES)
         object.__setattr__(self, "columns", tuple((str(ours), str(theirs)) for ours, theirs in self.columns))
-        options = {"stamp": ("start", "end"), "decimal": (None, ".", ","), "minutes": (None, *BAR_MINUTES)}
-        given = [(name, getattr(self, name), known) for name, known in options.items()]
-        for name, value, known in [*given, *(("columns", ours, tuple(SPELLINGS)) for ours, _ in self.columns)]:
-            if value not in known or isinstance(value, bool):
-                wanted = " or ".join(map(repr, known))
-                what = "Bars of this length are not read" if name == "minutes" else "Bars are not read like this"
-                raise SettingsError(what, where=name, got=repr(value), wanted=wanted)
+        for ours, _ in self.columns:
+            check_values({"columns": ours}, columns=tuple(SPELLINGS))
         if self.zone is not None:
             parse_time_zone(self.zone)
 
@@ -138,10 +132,7 @@ def validate_bars(
     if quality:
         prices = {name: bars[name].to_numpy() for name in PRICES}
         found = [*find_quality_issues(start_ns, prices, volume, market, minutes, spec.stamp), *found]
-    findings += [replace(one, rows=rows[one.rows]) for one in merge_findings_by_kind(found) if len(one.rows)]
-    if len(bars) < FEW_BARS:
-        message = f"{len(bars)} bars are less than a day of any market: too few to learn from"
-        findings.append(BarFinding("few_bars", "reported", _NO_ROWS, message))
+    findings += [replace(one, rows=rows[one.rows]) for one in found if len(one.rows)]
     if spec.strict:
         raise_on_bar_findings([finding for finding in findings if finding.severity == "reported"], where)
     findings.sort(key=lambda found: -SEVERITIES.index(found.severity))  # the most severe first

@@ -1,21 +1,88 @@
 """Preprocessing steps between stored features and a model's input, fitted for one fold and saved as JSON.
 
 steps = ({"step": "pca", "share": 0.95}, "robust")
-fitted = fit_preprocessing_steps(steps, TransformFitSample(x_NF, names, train_rows))
+fitted = fit_preprocessing_steps(steps, x_NF, train_rows)
 x = fitted.transform(x_NF)
 """
 
 import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from numba import njit
 
-from ml_factory.datasets.fitted_transforms import PcaTransform, TransformFitSample
 from ml_factory.datasets.scaling import SCALERS, LinearScaler
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
+
+MOST_ROWS = 200_000  # of the training rows, to estimate a few hundred numbers
+
+
+@dataclass(frozen=True)
+class PcaTransform:
+    """The leading principal components instead of the columns; missing values count as the mean.
+
+    center, scale : float64[F]
+    loadings : float64 (F, K), the largest of each component positive
+    """
+
+    center: np.ndarray
+    scale: np.ndarray
+    loadings: np.ndarray
+
+    kind = "pca"
+
+    @classmethod
+    def fit(cls, x_NF: np.ndarray, rows: np.ndarray, share: float = 0.95) -> "PcaTransform":
+        """Fit on these rows as many components as hold `share` of the variance of the standardised columns, at most
+        1,000.
+        """
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+            raise SettingsError("Not a share", where="pca share", got=repr(share), wanted="above 0, at most 1")
+        spread = np.linspace(0, len(rows) - 1, min(MOST_ROWS, len(rows))).astype(np.int64)
+        x = x_NF[rows[spread]].astype(np.float64)
+        x[~np.isfinite(x)] = np.nan
+        present = ~np.isnan(x).all(axis=0)
+        center, scale = np.zeros(x.shape[1]), np.ones(x.shape[1])
+        center[present], scale[present] = np.nanmean(x[:, present], axis=0), np.nanstd(x[:, present], axis=0)
+        scale[~(scale > 1e-12 * np.maximum(1.0, np.abs(center)))] = 1.0
+        z = np.nan_to_num((x - center) / scale)
+        values, vectors = np.linalg.eigh(z.T @ z / len(z))
+        values, vectors = np.maximum(values[::-1], 0.0), vectors[:, ::-1]
+        count = 1 + int(np.searchsorted(np.cumsum(values), share * values.sum()))
+        loadings = vectors[:, : max(1, min(count, 1000, len(values)))]
+        largest = loadings[np.abs(loadings).argmax(axis=0), np.arange(loadings.shape[1])]
+        return cls(center, scale, np.ascontiguousarray(loadings * np.where(largest < 0, -1.0, 1.0)))
+
+    def transform(self, x_NF: np.ndarray) -> np.ndarray:
+        """Return float32 (N, K)."""
+        return _project(np.ascontiguousarray(x_NF, np.float32), self.center, self.scale, self.loadings)
+
+    def to_dict(self) -> dict:
+        return {"kind": self.kind} | {name: getattr(self, name).tolist() for name in ("center", "scale", "loadings")}
+
+    @classmethod
+    def from_dict(cls, stored: dict) -> "PcaTransform":
+        return cls(*(np.asarray(stored[name], np.float64) for name in ("center", "scale", "loadings")))
+
+
+@njit(cache=True, nogil=True)
+def _project(x_NF, center, scale, loadings):
+    """Project row by row in one order of addition, so that a row's bits do not depend on other rows."""
+    out = np.empty((len(x_NF), loadings.shape[1]), np.float32)
+    total = np.empty(loadings.shape[1])
+    for i in range(len(x_NF)):
+        total[:] = 0.0
+        for f in range(len(center)):
+            z = (x_NF[i, f] - center[f]) / scale[f]
+            if np.isfinite(z):
+                for k in range(len(total)):
+                    total[k] += z * loadings[f, k]
+        out[i] = total
+    return out
+
 
 STEPS = {**SCALERS, PcaTransform.kind: PcaTransform}
 
@@ -24,6 +91,8 @@ class FittedStep(Protocol):
     """A fitted scaler or transform, or several in order."""
 
     kind: str
+
+    def transform(self, x_NF: np.ndarray) -> np.ndarray: ...
 
     def to_dict(self) -> dict: ...
 
@@ -42,12 +111,6 @@ class Preprocessor:
             x_NF = step.transform(x_NF)
         return x_NF
 
-    def names_out(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return the output columns for these input columns."""
-        for step in self.steps:
-            names = step_feature_names_out(step, names)
-        return tuple(names)
-
     def to_dict(self) -> dict:
         return {"kind": self.kind, "steps": [step.to_dict() for step in self.steps]}
 
@@ -60,9 +123,7 @@ def check_preprocessing_steps(steps: Sequence[str | Mapping]) -> tuple[str | dic
         if name not in STEPS:
             hint = did_you_mean(str(name), STEPS)
             raise SettingsError("There is no such step", where="preprocess", got=repr(name), next_step=hint)
-        known = [
-            word for word in inspect.signature(STEPS[name].fit).parameters if word not in ("x_NF", "rows", "sample")
-        ]
+        known = [word for word in inspect.signature(STEPS[name].fit).parameters if word not in ("x_NF", "rows")]
         for word in settings:
             if word not in known:
                 hint = did_you_mean(str(word), known) or f"its settings: {', '.join(known)}"
@@ -74,34 +135,23 @@ def check_preprocessing_steps(steps: Sequence[str | Mapping]) -> tuple[str | dic
     return tuple(checked)
 
 
-def fit_preprocessing_steps(steps: Sequence[str | Mapping], sample: TransformFitSample) -> FittedStep:
-    """Fit each step on the training rows of the previous steps' output; a single step is returned directly."""
+def fit_preprocessing_steps(steps: Sequence[str | Mapping], x_NF: np.ndarray, rows: np.ndarray) -> FittedStep:
+    """Fit each step on the training rows of the previous steps' output; a single step is returned directly.
+
+    x_NF : float32, all rows
+    rows : int64 positions of the training rows, increasing
+    """
     fitted: list[FittedStep] = []
-    for place, step in enumerate(steps):
-        name, settings = _name_and_settings(step)
-        if name in SCALERS:
-            fitted.append(SCALERS[name].fit(sample.x_NF, sample.rows, **settings))
-        else:
-            fitted.append(STEPS[name].fit(sample, **settings))
-        if place + 1 < len(steps):
-            x_NF = fitted[-1].transform(sample.x_NF)
-            sample = replace(sample, x_NF=x_NF, names=step_feature_names_out(fitted[-1], sample.names))
+    for name, settings in map(_name_and_settings, steps):
+        if fitted:
+            x_NF = fitted[-1].transform(x_NF)
+        fitted.append(STEPS[name].fit(x_NF, rows, **settings))
     return fitted[0] if len(fitted) == 1 else Preprocessor(tuple(fitted))
 
 
-def step_feature_names_out(step: FittedStep, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the output columns of a fitted step."""
-    return tuple(names) if step.kind in SCALERS else step.names_out(tuple(names))
-
-
-def column_changing_steps(steps: Sequence[str | Mapping]) -> list[str]:
-    """Return the names of steps that mix columns: all but scalers."""
-    return [name for name, _ in map(_name_and_settings, steps) if name not in SCALERS]
-
-
 def is_preprocessing_linear(steps: Sequence[str | Mapping]) -> bool:
-    """Return whether equal differences in a column stay equal: every scaler among these steps is linear."""
-    return all(issubclass(SCALERS[name], LinearScaler) for name, _ in map(_name_and_settings, steps) if name in SCALERS)
+    """Return whether columns stay apart, and equal differences in one stay equal: every step is a linear scaler."""
+    return all(issubclass(STEPS[name], LinearScaler) for name, _ in map(_name_and_settings, steps))
 
 
 def preprocessing_from_dict(stored: dict) -> FittedStep:

@@ -34,9 +34,8 @@ from ml_factory.features.build import FeatureRows
 from ml_factory.process_identity import cores
 from ml_factory.progress import progress_phase
 from ml_factory.redaction import redact_values
-from ml_factory.storage.files import disk_errors, files, open_regular_file
+from ml_factory.storage.files import disk_errors, files, is_plain_name, open_regular_file, stored_path
 from ml_factory.storage.json_values import fingerprint_json, to_json_value
-from ml_factory.storage.stored_paths import is_plain_name, stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol
 from ml_factory.targets.barrier_kernels import BARRIERS
 
@@ -169,11 +168,6 @@ class DatasetStore:
         columns = {name: facts[name].copy() for name in ("segment", "close")}
         return pd.DataFrame(columns, index=_utc_index(facts["known_at"]))
 
-    def load_label_ends(self, horizon: int) -> pd.DataFrame:
-        """Return the labels' column label_end alone, index known_at (UTC)."""
-        path = self._valid_path(self._horizon_file("labels", horizon, "parquet"))
-        return pd.read_parquet(path, columns=["label_end"])
-
     def load_labels(self, horizon: int) -> pd.DataFrame:
         """Return the labels, index known_at (UTC). Raises NotPreparedError naming the prepared horizons."""
         labels = pd.read_parquet(self._valid_path(self._horizon_file("labels", horizon, "parquet")))
@@ -272,8 +266,8 @@ class DatasetStore:
         """Write labels (index known_at), splits (positions into their rows, as runs [first, stop)) and the scaler."""
         runs = {name: _runs(np.asarray(rows, np.int64)) for name, rows in splits.items()}
         writers = (
-            # Float columns hardly shrink, and reading is a copy.
-            lambda path: labels.to_parquet(path, compression=None),
+            # Float columns hardly shrink, and reading is a copy; only the names of barriers repeat.
+            lambda path: labels.to_parquet(path, compression=None, use_dictionary=["barrier"]),
             lambda path: _write_json(path, runs),
             lambda path: _write_json(path, scaler.to_dict()),
         )

@@ -23,7 +23,7 @@ from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import softmax
 from ml_factory.models.session_clock import class_shares
 
-optimize = LazyModule("scipy.optimize")  # only a fit reads it
+optimize, threadpoolctl = LazyModule("scipy.optimize"), LazyModule("threadpoolctl")  # only a fit reads them
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,13 @@ class Stack:
         equal = (1 / M,) * M
         if independent_rows < least_rows:
             note = f"equal weights: {independent_rows:.0f} separate rows with all predictions, {least_rows} are needed"
-            return cls(names, equal, note=note, rows=len(w), prior=_shares_or_flat(y, w))
+            shares = {"prior": tuple(class_shares(y, w).tolist())} if len(y) else {}
+            return cls(names, equal, note=note, rows=len(w), **shares)
         for name, p_N3 in zip(names, p_MN3, strict=True):
-            _check(name, y, p_N3)
+            try:
+                check_metric_rows(y, p_N3)
+            except ValueError as error:
+                raise SettingsError(f"The predictions of {name} cannot be stacked: {error}") from error
         prior = class_shares(y, w)
         pool, bias = _least_log_loss(
             floored_log_probabilities(p_MN3) - np.log(prior), y, w / w.sum() * independent_rows, prior, ridge
@@ -112,14 +116,7 @@ class Stack:
 
     def to_dict(self) -> dict:
         """Return names and numbers as JSON values."""
-        return {
-            "names": list(self.names),
-            "pool": list(self.pool),
-            "bias": list(self.bias),
-            "prior": list(self.prior),
-            "note": self.note,
-            "rows": self.rows,
-        }
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
     @classmethod
     def from_dict(cls, facts: Mapping) -> "Stack":
@@ -130,17 +127,6 @@ class Stack:
 def equal_weight_probabilities(predictions: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return the plain mean of the models' probabilities, (N, 3): the reference of a stack."""
     return np.mean([np.asarray(p_N3, dtype=np.float64) for p_N3 in predictions.values()], axis=0)
-
-
-def _shares_or_flat(y: np.ndarray, w: np.ndarray) -> tuple[float, float, float]:
-    return tuple(class_shares(y, w).tolist()) if len(y) else (1 / 3, 1 / 3, 1 / 3)
-
-
-def _check(name: str, y: np.ndarray, p_N3: np.ndarray) -> None:
-    try:
-        check_metric_rows(y, p_N3)
-    except ValueError as error:
-        raise SettingsError(f"The predictions of {name} cannot be stacked: {error}") from error
 
 
 def _least_log_loss(z_MN3, y, w, prior, ridge) -> tuple[np.ndarray, np.ndarray]:
@@ -165,7 +151,8 @@ def _least_log_loss(z_MN3, y, w, prior, ridge) -> tuple[np.ndarray, np.ndarray]:
 
     start = np.concatenate([np.full(M, 1 / M), np.zeros(3)])
     bounds = [(0, None)] * M + [(None, None)] * 3
-    found = optimize.minimize(
-        loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 500, "ftol": 1e-14}
-    )
+    with threadpoolctl.threadpool_limits(1):  # as where a calibration is fitted
+        found = optimize.minimize(
+            loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 500, "ftol": 1e-14}
+        )
     return found.x[:M], found.x[M:]

@@ -12,7 +12,9 @@ from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import softmax
 from ml_factory.models.rows import CLASSES
 
-optimize, special = LazyModule("scipy.optimize"), LazyModule("scipy.special")  # only a fit reads them
+# Only a fit reads them.
+optimize, special = LazyModule("scipy.optimize"), LazyModule("scipy.special")
+threadpoolctl = LazyModule("threadpoolctl")
 SMALLEST = 1e-12  # floor of probabilities, so that their logarithm is finite
 BINS = 10  # of a reliability diagram
 ABSENT = -1e5  # log-probability of an impossible class: 0 at every allowed temperature
@@ -73,8 +75,11 @@ class Calibration:
             return loss + 0.5 * float(precision @ theta**2), slope + precision * theta
 
         bounds = [(np.log(cls.LOWEST), np.log(cls.HIGHEST)), *[(None, None)] * len(CLASSES)]
-        found = optimize.minimize(objective, np.zeros(1 + len(CLASSES)), jac=True, method="L-BFGS-B", bounds=bounds,
-                         options={"ftol": 1e-14, "gtol": 1e-9, "maxiter": 500})  # fmt: skip
+        options = {"ftol": 1e-14, "gtol": 1e-9, "maxiter": 500}
+        with threadpoolctl.threadpool_limits(1):  # threads that share matrices of a few numbers wait for each other
+            found = optimize.minimize(
+                objective, np.zeros(1 + len(CLASSES)), jac=True, method="L-BFGS-B", bounds=bounds, options=options
+            )
         bias = found.x[1:] - found.x[1:].mean()
         return cls(float(np.exp(found.x[0])), tuple(bias.tolist()))
 

@@ -1,4 +1,4 @@
-"""Metrics of class probabilities: (name, value) pairs, and intervals of gains.
+"""Metrics of class probabilities: (name, value) pairs, intervals of gains, returns by decile of the forecast.
 
 Letters: N rows in time order, 3 classes in the order short, neutral, long (-1, 0, +1). Everywhere `w` is a weight per
 row (None: all ones); rows of weight 0 count for nothing.
@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import pandas as pd
 
-from ml_factory.errors import FactoryError, SettingsError, did_you_mean
-from ml_factory.evaluation.intervals import ConfidenceInterval, gain_interval_by_class
+from ml_factory.errors import FactoryError
+from ml_factory.evaluation.intervals import ConfidenceInterval, gain_interval, gain_interval_by_class
 from ml_factory.models.rows import labels_to_class_index
 
 PRIOR = "prior"
@@ -18,6 +18,9 @@ CLASS_NAMES = ("short", "neutral", "long")
 PROBABILITIES = [f"p_{name}" for name in CLASS_NAMES]  # columns of every table of predictions
 BINS = 15  # of the expected calibration error
 FLOOR = float(np.finfo(np.float64).eps)  # a probability of 0 costs -log(2.2e-16) = 36 nats, as in scikit-learn
+
+DECILES = 10
+FEWEST_OF_DECILES = 100  # rows: ten a decile
 
 
 def check_metric_rows(y, p_N3, w=None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -124,11 +127,6 @@ def compute_forecast_metrics(
     gain over it, `gain_best_low` and `gain_best_high`; `direction_gain`, the directional part of `log_loss_gain`
     (`direction_loss_by_class`), `direction_low` and `direction_high`; `rows` (of weight > 0) and `effective_rows`.
     """
-    for name in (PRIOR, best):
-        if name not in probabilities:
-            raise SettingsError(
-                "Nothing to compare with", got=name, next_step=did_you_mean(name, probabilities or ["prior"])
-            )
     weights = np.ones(len(np.asarray(y))) if w is None else np.asarray(w, dtype=np.float64)
     if effective_rows is None:
         effective_rows = float(weights.sum() ** 2 / (weights**2).sum())  # Kish (1965)
@@ -149,3 +147,59 @@ def compute_forecast_metrics(
             "rows": int((weights > 0).sum()), "effective_rows": effective_rows,
         }  # fmt: skip
     return pd.DataFrame.from_dict(table, orient="index").rename_axis("name")
+
+
+# ---- returns by decile -----------------------------------------------------------------------------------------
+
+
+def decile_returns(
+    forecast_N, ret_N, *, horizon: int = 1, times_N=None
+) -> tuple[pd.DataFrame, ConfidenceInterval] | None:
+    """Return realised returns by decile of the forecast, and their rank correlation; None below 100 rows with a return,
+    and for a constant forecast or return.
+
+    A decile's mean is of returns alone, so it has no `by_outcome_NK`: forecasts only select its rows. Including the
+    memory of that selection brought no interval nearer to 95 % on simulated series (docs/log.md).
+
+    The table has the index decile 1..10 (10: the most bullish forecasts); forecast (mean), ret_bp (mean log return to
+    the barrier, basis points), low_bp and high_bp (95 %), rows.
+
+    Parameters
+    ----------
+    forecast_N : p_long - p_short.
+    ret_N : realised log return; NaN where there is none.
+    horizon, times_N : as of `intervals.gain_interval`.
+    """
+    forecast, ret = np.asarray(forecast_N, dtype=np.float64), np.asarray(ret_N, dtype=np.float64)
+    known = np.isfinite(ret)
+    times = None if times_N is None else np.asarray(times_N, dtype="datetime64[ns]")[known]
+    forecast, ret = forecast[known], ret[known]
+    if len(ret) < FEWEST_OF_DECILES or np.ptp(forecast) == 0 or np.ptp(ret) == 0:
+        return None
+    place = forecast.argsort(kind="stable").argsort() * DECILES // len(forecast)
+    rows = {}
+    for decile in range(DECILES):
+        in_decile = place == decile
+        interval = gain_interval(1e4 * ret, in_decile.astype(float), horizon=horizon, times_N=times)
+        rows[decile + 1] = {
+            "forecast": forecast[in_decile].mean(), "ret_bp": interval.mean, "low_bp": interval.low,
+            "high_bp": interval.high, "rows": int(in_decile.sum()),
+        }  # fmt: skip
+    table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("decile").astype({"rows": np.int64})
+    return table, information_coefficient(forecast, ret, horizon=horizon, times_N=times)
+
+
+def information_coefficient(forecast_N, ret_N, *, horizon: int = 1, times_N=None) -> ConfidenceInterval:
+    """Return Spearman's rank correlation of forecast and realised return, with a 95 % interval for dependent rows.
+
+    It is the mean of the products of standardised ranks, whose interval is that of every other mean here, so that
+    overlapping labels count. The value by outcome is that for the lowest and for the highest return: the memory of slow
+    forecasts counts. That ranks are of a sample is left out, as no correlation makes it matter.
+    """
+    f, g = (
+        pd.Series(values).rank().to_numpy() / len(values) - (len(values) + 1) / (2 * len(values))
+        for values in (forecast_N, ret_N)
+    )
+    scale = f.std() * g.std()
+    lowest_highest_N2 = np.outer(f, [-0.5, 0.5]) / scale
+    return gain_interval(f * g / scale, horizon=horizon, times_N=times_N, by_outcome_NK=lowest_highest_N2)

@@ -188,7 +188,7 @@ def plot_months(months: pd.DataFrame) -> Figure:
 def plot_deciles(table: pd.DataFrame) -> Figure:
     """Plot the mean log return of each decile of p_long - p_short with its 95 % interval, in basis points.
 
-    table : as of `deciles.DecileReturns`.
+    table : as of `metrics.decile_returns`.
     """
     figure, ax = _signed_bars("Realised return by decile of the forecast", table.index, table["ret_bp"])
     ax.vlines(table.index, table["low_bp"], table["high_bp"], color=INK["ink"], linewidth=1.4)

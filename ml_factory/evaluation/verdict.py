@@ -162,12 +162,9 @@ def verdict_gains_of_folds(table: pd.DataFrame, model: str) -> VerdictGains:
     side = table.pivot(index=["fold", "block"], columns="name", values="direction_gain")
     found = {}
     for part, gains in {"whole": whole, "touch": whole - side, "side": side}.items():
-        found[part] = {name: _over_blocks(gains[model] - gains[name]) for name in BASELINES}
+        over = {name: (gains[model] - gains[name]).groupby("block").mean() for name in BASELINES}
+        found[part] = {name: fold_gain_interval(blocks.to_numpy()) for name, blocks in over.items()}
     return VerdictGains(**found)
-
-
-def _over_blocks(gains: pd.Series) -> ConfidenceInterval:
-    return fold_gain_interval(gains.groupby("block").mean().to_numpy())
 
 
 def model_verdict(

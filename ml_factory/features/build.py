@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ml_factory.argument_checks import check_field_types
+from ml_factory.argument_checks import check_settings, check_values
 from ml_factory.data.resample import (
     BarChunk,
     BarStream,
@@ -77,21 +77,16 @@ class FeatureSpec:
     spans: bool = False
 
     def __post_init__(self) -> None:
-        check_field_types(self)
+        check_settings(self, base_minutes="[1, 60]")
         object.__setattr__(self, "frames", tuple(self.frames))
         object.__setattr__(self, "families", tuple(self.families))
         object.__setattr__(self, "custom", tuple(custom.signed_custom_feature_name(name) for name in self.custom))
-        if not 1 <= self.base_minutes <= 60:
-            wanted = "a whole number from 1 to 60"
-            raise SettingsError("No such base frame", where="base_minutes", got=repr(self.base_minutes), wanted=wanted)
         steps = (self.base_minutes, *self.frames)
         if any(not isinstance(later, int) or later <= before for before, later in pairwise(steps)):
             wanted = f"rising whole numbers above the base frame's {steps[0]}"
             raise SettingsError("Coarse frames are out of order", where="frames", got=self.frames, wanted=wanted)
         for name in self.families:
-            if name not in FAMILIES:
-                hint = did_you_mean(name, FAMILIES)
-                raise SettingsError("Unknown feature family", where="families", got=repr(name), next_step=hint)
+            check_values({"families": name}, families=tuple(FAMILIES))
         for field, names in (("families", self.families), ("custom", self.custom)):
             if len(set(names)) < len(names) or not (names or field == "custom"):
                 wanted = "at least one family, each once" if field == "families" else "each feature once"
@@ -122,7 +117,7 @@ class FeatureRows:
     close : float64[N], as traded
     base : base bars that these bars completed, as traded; row i is bar `first + i` of it
     joined : frame's minutes -> int64[N], when the newest bar of the frame that the row holds became known
-    side : of meta-labels the side of the primary rule (`targets.primary_rule`), index known_at; else None
+    side : of meta-labels the side of the primary rule (`targets.make_labels`), index known_at; else None
     """
 
     values: np.ndarray

@@ -10,23 +10,24 @@ proof perturbs random bars and compares; the feature is proved again on the user
 audited.
 """
 
+import copy
 import inspect
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import _lru_cache_wrapper, lru_cache, partial
 from pathlib import Path
+from types import CellType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ml_factory.code_fingerprint import user_code_hash
+from ml_factory.code_fingerprint import globals_referenced_by_code, is_user_code, user_code_hash
 from ml_factory.data.resample import ResampledBars
 from ml_factory.data.sessions import MINUTE_NS
 from ml_factory.errors import LookAheadError, SettingsError, did_you_mean
-from ml_factory.features.clone_function import clone_function_without_state
 from ml_factory.seeding import seeded_generator
 
 _FEATURES: dict[str, "CustomFeature"] = {}
@@ -88,7 +89,7 @@ def stateless_custom_features() -> Iterator[None]:
     """Replace every feature by a copy without state from earlier calls, for the duration of the block.
 
     A function that returns cached values cannot be distinguished from one that looks back: it has seen the future of
-    every cut. (`features.clone_function` defines what is copied.)
+    every cut. (`clone_function_without_state`.)
     """
     called = dict(_FEATURES)
     _FEATURES.update(
@@ -284,3 +285,55 @@ def _signature(function: Callable, memory: int) -> str:
         step = "define the function with def in a file or a notebook cell"
         raise SettingsError("The source of a feature cannot be read", where=str(function), next_step=step) from error
     return user_code_hash(function, memory)[:12]
+
+
+# ---- calls that share no state ---------------------------------------------------------------------------------------
+
+
+def clone_function_without_state(function: Callable) -> Callable:
+    """Return a function of the same code that shares nothing a call may change; uncopyable values are shared.
+
+    State between calls lies in a function's defaults, closure, attributes, in the globals it reads, or in those of the
+    functions it calls. Files and packages that it writes to are shared.
+    """
+    return _copy_value(function, {}, {})
+
+
+def _copy_value(value: Any, made: dict[int, tuple[Any, Any]], memo: dict) -> Any:
+    """Return a copy of a value that a function reads.
+
+    made : id -> (value, its copy), so that shared values stay shared, and alive: no other object gets their id
+    memo : of `deepcopy`
+    """
+    if id(value) in made:
+        return made[id(value)][1]
+    again = partial(_copy_value, made=made, memo=memo)
+    copied = value
+    if isinstance(value, FunctionType):
+        return _copy_function(value, made, again) if is_user_code(value) else value
+    if isinstance(value, CellType):
+        copied = CellType()
+        made[id(value)] = value, copied
+        with suppress(ValueError):  # nothing in it yet
+            copied.cell_contents = again(value.cell_contents)
+    elif isinstance(value, _lru_cache_wrapper):
+        copied = lru_cache(**value.cache_parameters())(again(value.__wrapped__))
+    elif not isinstance(value, ModuleType | type):
+        with suppress(Exception):  # a lock or a connection is shared
+            copied = copy.deepcopy(value, memo)
+    made[id(value)] = value, copied
+    return copied
+
+
+def _copy_function(function: FunctionType, made: dict[int, tuple[Any, Any]], again: Callable) -> FunctionType:
+    outside = function.__globals__
+    _, found = made.setdefault(id(outside), (outside, dict(outside)))
+    cells = tuple(map(again, function.__closure__ or ()))
+    copied = FunctionType(function.__code__, found, function.__name__, None, cells)
+    made[id(function)] = function, copied  # before what it reads, which may be itself
+    read = globals_referenced_by_code(function.__code__) & outside.keys()
+    found.update({name: again(outside[name]) for name in read})
+    copied.__defaults__ = function.__defaults__ and tuple(map(again, function.__defaults__))
+    copied.__kwdefaults__ = {name: again(one) for name, one in (function.__kwdefaults__ or {}).items()} or None
+    copied.__dict__.update({name: again(one) for name, one in vars(function).items()})
+    return copied

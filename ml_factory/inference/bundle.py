@@ -21,7 +21,6 @@ import ml_factory
 from ml_factory.data.quality import OFF_SHARE, ON_SHARE, off_tick_rows
 from ml_factory.data.sessions import PRICES, TRADING_HOURS, MarketSpec
 from ml_factory.data.synthetic import SyntheticSpec, synthetic_market
-from ml_factory.data.validation import RawBarSpec
 from ml_factory.errors import BarsError, CheckpointError, SettingsError
 from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.features.build import feature_column_names
@@ -43,15 +42,11 @@ from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.serialization import deserialize_state, serialize_state
 
 LARGEST_BUNDLE = 256 * 2**20  # bytes
-_MOST_TEXT = 4 * 2**20  # bytes of JSON around the content
-_NO_LIBRARY = ("linear",)
 
 
 def _libraries_of_models(names: Iterable[str]) -> list[str]:
     """Return the packages that these models predict with."""
-    return sorted({
-        "torch" if find_model_spec(name).windowed else name for name in names if name not in _NO_LIBRARY
-    })  # fmt: skip
+    return sorted({"torch" if find_model_spec(name).windowed else name for name in names if name != "linear"})
 
 
 def absent_libraries(names: Iterable[str]) -> list[str]:
@@ -124,6 +119,7 @@ def _model_card(about: Mapping) -> str:
     market, labels = spec["market"], spec["data"]["labels"]
     parts = "".join(f"- base model: {name}\n" for name in about["models"]) if about["stack"] else ""
     own = ", ".join(f"{name} (module {one['module']}, source {one['hash']})" for name, one in about["custom"].items())
+    steps = [str(one["step"] if isinstance(one, Mapping) else one) for one in spec["data"]["preprocess"]]
     tick = f"{market['tick']:g}" if market["tick"] is not None else "none"
     return "\n".join([
         f"# {about['model']} on {about['symbol']}, {about['horizon']} bars ahead", "",
@@ -133,7 +129,7 @@ def _model_card(about: Mapping) -> str:
         f"volume {'yes' if market['has_volume'] else 'no'}",
         f"- {len(about['feature_names'])} features; after a cold start it waits for {about['warmup_bars']:,} base bars",
         f"- your own features: {own or 'none'}",
-        f"- preprocessing: {', '.join(map(_step_name, spec['data']['preprocess']))}, fitted on the training rows", "",
+        f"- preprocessing: {', '.join(steps)}, fitted on the training rows", "",
         "## What it was taught", "",
         f"- labels: {labels['kind']}, {about['horizon']} bars; classes {', '.join(map(str, about['classes']))}",
         f"- raw bars {about['raw']['first']} to {about['raw']['last']}; validation from "
@@ -157,10 +153,6 @@ def _model_card(about: Mapping) -> str:
         "## Use", "", "```python", "from ml_factory import Bundle", "",
         f"frame = Bundle.load({about['file']!r}).predict(bars)", "```", "",
     ]).replace("\n\n\n", "\n\n")  # fmt: skip
-
-
-def _step_name(step: object) -> str:
-    return str(step["step"]) if isinstance(step, Mapping) else str(step)
 
 
 def _pairs(values: Mapping) -> str:
@@ -219,7 +211,7 @@ class Bundle:
         path = Path(path)
         data = files.read(path, LARGEST_BUNDLE)
         try:
-            state = deserialize_state(data, most_text=_MOST_TEXT)
+            state = deserialize_state(data)
         except CheckpointError as error:
             raise CheckpointError("This file is no bundle, or it is cut short", where=path, got=error.got,
                                   next_step=_AGAIN) from error  # fmt: skip
@@ -308,17 +300,16 @@ class Bundle:
         """The model card in Markdown."""
         return _model_card(self.description)
 
-    def predict(self, bars: pd.DataFrame, *, stamped: RawBarSpec | None = None, all_rows: bool = False) -> pd.DataFrame:
+    def predict(self, bars: pd.DataFrame, *, all_rows: bool = False) -> pd.DataFrame:
         """Predict raw bars: the table of `pipeline.predict` on the same bars.
 
         bars : one row a bar, with a time column or index, open, high, low, close and, where the market has it, volume;
             as many before the first wanted row as the features need (`description["warmup_bars"]` base bars).
-        stamped : format of these bars; None: that of the bars of training.
         all_rows : also rows that the model was fitted or chosen on.
 
         Raises BarsError for bars that are refused, or on another tick than those of training.
         """
-        checked, _ = self.spec.check_bars(bars, stamped=stamped)
+        checked, _ = self.spec.check_bars(bars)
         check_bars_on_tick(checked, self.spec.market, self.description["off_tick"])
         table, _ = self.spec.predict_bars(checked, self.fitted)
         return add_prediction_splits(table, self.description, all_rows)
@@ -365,9 +356,7 @@ def _check_example(bundle: Bundle) -> None:
 
 
 def example_bars(bundle: Bundle) -> pd.DataFrame:
-    """Return the raw bars of the bundle's example; none where it has no example."""
-    if not bundle.example:
-        return pd.DataFrame()
+    """Return the raw bars of the bundle's example."""
     index = pd.DatetimeIndex(bundle.example["time"].view("M8[ns]"), tz="UTC", name="timestamp")
     return pd.DataFrame(bundle.example["columns"], index=index)
 

@@ -38,7 +38,7 @@ from ml_factory.inference.guard_reference import (
     constant_rows,
     outcome_losses,
 )
-from ml_factory.inference.stream import START_AGAIN, PredictionStream, join_predictions, predictions_table
+from ml_factory.inference.stream import START_AGAIN, PredictionStream, predictions_table
 from ml_factory.models.base import check_settings
 from ml_factory.targets.labels import stored_label_classes
 
@@ -238,7 +238,7 @@ class Guard:
             text = cache(message)  # of many rows one place is the newest
             for number in np.flatnonzero(places >= 0).tolist() if action != "ok" else ():
                 out[number].append(GuardFinding(kind, action, text(int(places[number])), part))
-        return [sorted(found, key=_weight) for found in out]
+        return [sorted(found, key=lambda one: (-ACTIONS.index(one.action), KINDS.index(one.kind))) for found in out]
 
     def drift_of_columns(self) -> dict[str, float]:
         """Return column -> distance in the newest window as a multiple of its threshold, the largest first."""
@@ -390,16 +390,14 @@ class Guard:
 
     def _drift(self, table: str, what: str, column: int, end: int) -> str:
         """Return what is strange about one column of the window that ends there."""
-        reference, _ = self._table(table)
-        codes = self._codes(table, end - reference.window, end)
-        psi, ks = reference.distances(codes, np.array([len(codes)]))[:, 0, column]
-        shares, known = reference.shares[column, :BINS], codes[codes[:, column] < BINS, column]
+        reference, (_, (ratios,)) = self._table(table)[0], self._ratios(table, end - 1, end)
+        codes = self._codes(table, end - reference.window, end)[:, column]
+        known, shares = codes[codes < BINS], reference.shares[column, :BINS]
         usual = float(shares @ np.arange(BINS)) / max(float(shares.sum()), 1e-9)
-        limits = reference.limit[:, column] * self.settings.drift_scale
         where = "absent" if not len(known) else "mostly higher" if known.mean() > usual else "mostly lower"
         return (
-            f"{what}, of the last {reference.window}, is distributed otherwise than in training, {where}: "
-            f"PSI {psi:.2f} and KS {ks:.2f}, at most {limits[0]:.2f} and {limits[1]:.2f} wanted"
+            f"{what}, of the last {reference.window}, is distributed otherwise than in training, {where}: PSI or KS is "
+            f"{ratios[column]:.2f} times its largest there, at most {self.settings.drift_scale:g} wanted"
         )
 
     def _strange_features(self, most: float, end: int) -> str:
@@ -464,17 +462,11 @@ def _newest(places: np.ndarray | Sequence[int], ends: np.ndarray, recent: int) -
     return np.where(found > ends - recent, found, -1)
 
 
-def _weight(finding: GuardFinding) -> tuple[int, int]:
-    return -ACTIONS.index(finding.action), KINDS.index(finding.kind)
-
-
 def _utc_text(moment_ns: int) -> str:
     return f"{pd.Timestamp(moment_ns, tz='UTC'):%Y-%m-%d %H:%M} UTC"
 
 
-SILENT = ("abstain", "refuse")  # actions whose answers have no probabilities
 NO_REFERENCE = "none in this bundle: training rows were too few; drift is not checked"
-_BARS_AT_ONCE = 10_000  # bounds memory, and changes no answer
 _NO_BARS = BarChunk(np.empty(0, np.int64), (np.empty(0),) * 6, None)
 
 
@@ -516,15 +508,11 @@ class GuardedStream(PredictionStream):
         newest : at least so many of the newest answers; what is found in others is not wanted
         """
         market = self.bundle.spec.market
-        chunk, answers = to_bar_chunk(bars, market), []
+        chunk = to_bar_chunk(bars, market)
+        rows = self.feature_rows(chunk)  # raises before anything is changed
         last = int(chunk.start[-1]) + market.bar_minutes * MINUTE_NS if len(chunk.start) else self.guard.last_end
-        clock = [] if now is None else _check_clock(last, now, market, self.settings)
-        for first in range(0, max(len(chunk.start), 1), _BARS_AT_ONCE):
-            part = chunk.part(first, first + _BARS_AT_ONCE)
-            rows = self.feature_rows(part)  # raises before anything is changed
-            self._clock = clock
-            answers.append(self._answer(rows, part, newest))
-        return answers[0] if len(answers) == 1 else join_predictions(answers)
+        self._clock = [] if now is None else _check_clock(last, now, market, self.settings)
+        return self._answer(rows, chunk, newest)
 
     def answer_clock(self, now: pd.Timestamp) -> dict[str, np.ndarray]:
         """As `advance`; returns columns, as `predict_rows`."""
@@ -581,7 +569,7 @@ class GuardedStream(PredictionStream):
         self.guard.forget()
         for place, name in enumerate(("guard", "reason")):
             found[name] = np.array([answer[place] for answer in answers], object)
-        silent = np.array([action in SILENT for action, _ in answers], bool)
+        silent = np.array([action in ("abstain", "refuse") for action, _ in answers], bool)
         return found | {name: np.where(silent, np.nan, found[name]) for name in PROBABILITIES}
 
 

@@ -168,7 +168,8 @@ def fit_guard_reference(
     channels = bar_channels(chunk, market, season)[USUAL_BARS:]
     of_bars, _ = _with_thresholds(channels, train - USUAL_BARS, BAR_WINDOW, BAR_STEP, BLOCK_BARS)
     values = features.to_numpy(np.float32)
-    low, high = (_extreme(reduce, values[:train_rows]) for reduce in (np.fmin, np.fmax))
+    finite = np.where(np.isfinite(values[:train_rows]), values[:train_rows], np.nan)
+    low, high = (np.nan_to_num(one.reduce(finite, axis=0).astype(np.float64)) for one in (np.fmin, np.fmax))
     newest = max(train_rows - _ROWS_LOOKED_AT, 0)
     of_features, ratios = _with_thresholds(values, train_rows, ROW_WINDOW, ROW_STEP, BLOCK_ROWS, first=newest)
     strange = (ratios > 1).sum(axis=1)[:, None].astype(float)
@@ -283,11 +284,6 @@ def _threshold(ends: np.ndarray, values: np.ndarray, train: int, block: int) -> 
     starts = np.flatnonzero(np.diff(ends[training] // block, prepend=-1))
     usual = np.quantile(np.maximum.reduceat(values[training], starts, axis=0), 0.95, axis=0)
     return np.maximum(usual, values[~training].max(axis=0))
-
-
-def _extreme(reduce: np.ufunc, values: np.ndarray) -> np.ndarray:
-    """Return the least or the largest finite value of each column; 0 where it has none."""
-    return np.nan_to_num(reduce.reduce(np.where(np.isfinite(values), values, np.nan), axis=0).astype(np.float64))
 
 
 def _bar_limits(chunk: BarChunk, market: MarketSpec) -> dict[str, float]:

@@ -27,7 +27,7 @@ from ml_factory.models.base import ModelBase, installed_library_versions, softma
 from ml_factory.models.registry import build_model_from_state
 from ml_factory.models.session_clock import SessionClockOffset
 from ml_factory.targets.labels import LabelSpec, stored_label_classes
-from ml_factory.targets.primary_rule import primary_rule_side
+from ml_factory.targets.make_labels import primary_rule_side
 
 FORMAT = "ml_factory.model/4"
 
@@ -132,6 +132,7 @@ class TrainedModel:
 
 
 INPUT, OUTPUT = "rows", "scores"
+ROWS_AT_ONCE = 65_536  # handed to a model: it bounds memory and changes no number
 _BATCH = 1024  # rows whose windows are gathered at a time
 
 
@@ -206,15 +207,18 @@ class FittedModels:
         plain = Calibration().to_dict()
         return {name: replace(model, calibration=plain) for name, model in self.models.items()}
 
-    def predict_features(self, features: pd.DataFrame, *, segment: np.ndarray) -> pd.DataFrame:
-        """Return the probabilities of every row that all models can predict; arguments as of `predict_features`."""
+    def predict_features(
+        self, features: pd.DataFrame, *, segment: np.ndarray | None = None, rows: np.ndarray | None = None
+    ) -> pd.DataFrame:
+        """Return the probabilities of rows that all models can predict; arguments as of `predict_features`."""
         for model in self.used.values():
             model.check_features(features.columns)
-        rows, p_N3 = self.predict_rows(features.to_numpy(dtype=np.float32), np.arange(len(features)), segment)
+        rows = np.arange(len(features), dtype=np.int64) if rows is None else np.asarray(rows, dtype=np.int64)
+        rows, p_N3 = self.predict_rows(features.to_numpy(dtype=np.float32), rows, segment)
         return pd.DataFrame(p_N3, index=features.index[rows], columns=PROBABILITIES)
 
     def predict_rows(
-        self, values_NF: np.ndarray, rows: np.ndarray, segment: np.ndarray
+        self, values_NF: np.ndarray, rows: np.ndarray, segment: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return those of these rows that all models can predict, and their probabilities, float64 (n, 3).
 
@@ -234,7 +238,6 @@ def predict_features(
     *,
     segment: np.ndarray | None = None,
     rows: np.ndarray | None = None,
-    batch: int = 65_536,
 ) -> pd.DataFrame:
     """Return calibrated probabilities for feature rows.
 
@@ -244,7 +247,6 @@ def predict_features(
     segment : int (N,), changes at each session edge and gap. Needed when the model has a look-back: a window never
         crosses one.
     rows : positions to predict; None: all. Those whose window is cut short are left out of the result.
-    batch : rows handed to the model at a time; it bounds memory and changes no number.
 
     Returns
     -------
@@ -253,31 +255,23 @@ def predict_features(
 
     Raises
     ------
-    SettingsError for other features than the model's, FactoryError for a look-back without segments.
+    SettingsError for other features than the model's.
     """
-    model.check_features(features.columns)
-    rows = np.arange(len(features), dtype=np.int64) if rows is None else np.asarray(rows, dtype=np.int64)
-    rows, p_N3 = _predict_rows(model, features.to_numpy(dtype=np.float32), rows, segment, batch)
-    return pd.DataFrame(p_N3, index=features.index[rows], columns=PROBABILITIES)
+    return FittedModels({"": model}).predict_features(features, segment=segment, rows=rows)
 
 
 def _predict_rows(
-    model: TrainedModel, values_NF: np.ndarray, rows: np.ndarray, segment: np.ndarray | None, batch: int = 65_536
+    model: TrainedModel, values_NF: np.ndarray, rows: np.ndarray, segment: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return those of these rows that the model can predict, and their probabilities, float64 (n, 3)."""
     if model.lookback:
-        if segment is None:
-            raise FactoryError(
-                f"A model that looks back {model.lookback} rows must know where sessions end",
-                where="segment",
-                next_step="pass the segments stored with the features",
-            )
         rows = rows[mask_rows_with_full_window(np.asarray(segment), rows, model.lookback)]
     scaled = model.preprocessing.transform(values_NF)
     calibration, p_N3 = Calibration.from_dict(model.calibration), np.empty((len(rows), 3))
-    for first in range(0, len(rows), batch):
-        own_N3 = condition_on_classes(model.predict_rows(scaled, rows[first : first + batch]), model.classes)
-        p_N3[first : first + batch] = condition_on_classes(calibration.apply(own_N3), model.classes)
+    for first in range(0, len(rows), ROWS_AT_ONCE):
+        part = slice(first, first + ROWS_AT_ONCE)
+        own_N3 = condition_on_classes(model.predict_rows(scaled, rows[part]), model.classes)
+        p_N3[part] = condition_on_classes(calibration.apply(own_N3), model.classes)
     return rows, p_N3
 
 
@@ -343,11 +337,6 @@ class PredictionSpec:
                 wanted=f"{self.market.bar_minutes} min", next_step="give a file of such bars",
             )  # fmt: skip
         return validate_bars(table, stamped, where=where, market=self.market, quality=quality)
-
-    @cached_property
-    def stream_bars(self) -> RawBarSpec:
-        """Format of single bars of a feed: that of the training's bars, with their length."""
-        return replace(self.bars, minutes=self.market.bar_minutes)
 
     def predict_bars(self, bars: pd.DataFrame, fitted: FittedModels) -> tuple[pd.DataFrame, pd.Series]:
         """Return (probabilities, close) of checked bars; of meta-labels only the rows where the primary side bets,

@@ -1,6 +1,6 @@
 """Predictions of a live feed: raw bars pushed singly or in chunks give the rows of `Bundle.predict`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +14,7 @@ from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.features.build import FeatureRows, FeatureStream
 from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.predict import split_by_times
-from ml_factory.targets.primary_rule import primary_rule_features, primary_side_of_rows
+from ml_factory.targets.make_labels import primary_rule_features, primary_side_of_rows
 
 START_AGAIN = "start the stream again from the history"
 
@@ -32,6 +32,7 @@ class PredictionStream:
 
     def __init__(self, bundle: Bundle, *, cold: bool = False):
         self.bundle, spec = bundle, bundle.spec
+        self._format = replace(spec.bars, minutes=spec.market.bar_minutes)  # of single bars
         self._features = FeatureStream(spec.market, spec.features, cold=cold)
         meta = spec.labels.kind == "meta"
         rule = primary_rule_features(spec.market, spec.features, spec.labels) if meta else None
@@ -104,7 +105,7 @@ class PredictionStream:
             return pd.DataFrame(
                 index=pd.DatetimeIndex([], tz="UTC"), columns=["open", "high", "low", "close", "volume"]
             )
-        start_ns, values, _, _ = parse_bars(bars, spec.stream_bars, where)
+        start_ns, values, _, _ = parse_bars(bars, self._format, where)
         index = pd.DatetimeIndex(start_ns.view("M8[ns]"), tz="UTC", name="timestamp")
         length = spec.market.bar_minutes
         if (np.diff(start_ns) < length * MINUTE_NS).any():
@@ -159,8 +160,3 @@ def predictions_table(found: Mapping[str, np.ndarray]) -> pd.DataFrame:
     index = pd.DatetimeIndex(found["known_at"].view("M8[ns]"), tz="UTC", name="known_at")
     columns = {name: pd.array(one, dtype="str") if one.dtype == object else one for name, one in found.items()}
     return pd.DataFrame(columns, index).drop(columns="known_at")
-
-
-def join_predictions(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Return the predictions of all parts, in order."""
-    return {name: np.concatenate([one[name] for one in parts]) for name in parts[0]}

@@ -15,7 +15,6 @@ from ml_factory.data.resample import ResampledBars, resample_bars
 from ml_factory.data.sessions import DAY_NS, MarketSpec, distinct_in_order
 from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec
-from ml_factory.features.clone_function import clone_function_without_state
 from ml_factory.leakage.tables import RAISED, Findings, Leak, bitwise_equal
 from ml_factory.progress import progress_phase
 from ml_factory.seeding import seeded_generator
@@ -97,7 +96,7 @@ def _rows_that_look_ahead(made: custom.CustomFeature, base: ResampledBars, rows:
 
 
 def _fresh_instance(made: custom.CustomFeature) -> custom.CustomFeature:
-    return replace(made, function=clone_function_without_state(made.original))
+    return replace(made, function=custom.clone_function_without_state(made.original))
 
 
 def _leak(column: str, base: ResampledBars, rows: Sequence[int]) -> Leak:

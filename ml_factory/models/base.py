@@ -12,12 +12,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from ml_factory.argument_checks import check_field_types
+from ml_factory.argument_checks import check_settings
 from ml_factory.errors import CheckpointError, FactoryError, SettingsError, did_you_mean, refuse_damaged_content
 from ml_factory.models.rows import (
     CLASSES,
@@ -276,18 +277,15 @@ def _check_same_training_data(expected: Mapping, state: Mapping) -> None:
 
 def _bind_model_to_callbacks(callbacks: Iterable, model: ModelBase) -> list:
     """Wrap the callbacks to (epoch, metrics); one that takes a third argument also gets the model."""
-    return [_WithModel(callback, model) if _takes_model(callback) else callback for callback in callbacks]
 
+    def with_model(callback):
+        def call(epoch: int, metrics: dict) -> None:
+            callback(epoch, metrics, model)
 
-class _WithModel:
-    """A callback (epoch, metrics, model) as one of (epoch, metrics)."""
+        vars(call).update({"remember": callback.remember} if hasattr(callback, "remember") else {})
+        return call
 
-    def __init__(self, callback, model: ModelBase):
-        self._callback, self._model = callback, model
-        self.remember = getattr(callback, "remember", lambda history: None)
-
-    def __call__(self, epoch: int, metrics: dict) -> None:
-        self._callback(epoch, metrics, self._model)
+    return [with_model(callback) if _takes_model(callback) else callback for callback in callbacks]
 
 
 def _takes_model(callback) -> bool:
@@ -307,31 +305,6 @@ def build_model_settings(given: Mapping, *kinds: type, where: str) -> list:
                 "Unknown setting", where=where, got=repr(name), wanted=f"one of {there}", next_step=step
             )
     return [kind(**{name: value for name, value in given.items() if known[name] is kind}) for kind in kinds]
-
-
-def check_settings(spec, **wanted: str | tuple[str, ...]) -> None:
-    """Raise SettingsError for a setting that is not of its field's type, or not what is wanted of it.
-
-    wanted : setting -> an interval, such as "[0, 1)", or the words it may be.
-    """
-    check_field_types(spec)
-    check_values({name: getattr(spec, name) for name in wanted}, **wanted)
-
-
-def check_values(values: Mapping, **wanted: str | tuple[str, ...]) -> None:
-    """Raise SettingsError for a value that is not what is wanted of it, as of `check_settings`."""
-    for name, allowed in wanted.items():
-        value = values[name]
-        if value is None:  # its type allows it
-            continue
-        if isinstance(allowed, tuple):  # all are listed: the nearest spelling of the device "gpu" would be "cpu"
-            fits, allowed = value in allowed, ", ".join(allowed)
-        else:
-            low, high = map(float, allowed[1:-1].split(","))
-            fits = low < value < high or (value == low and allowed[0] == "[") or (value == high and allowed[-1] == "]")
-            allowed = f"a number in {allowed}"
-        if not fits:
-            raise SettingsError("A setting is out of range", where=name, got=repr(value), wanted=allowed)
 
 
 def check_checkpoint_of_same_fit(saved: Mapping, wanted: Mapping) -> None:
@@ -373,12 +346,15 @@ def log_flat_training_loss(history: Sequence[Mapping], rate: float) -> None:
         )  # fmt: skip
 
 
+_installed_version = cache(importlib.metadata.version)  # reads the package's whole description; an absent one each time
+
+
 def installed_library_versions(names: Iterable[str] = WATCHED) -> dict[str, str]:
     """Return installed versions of python and these packages; an absent one is left out."""
     versions = {"python": platform.python_version()}
     for name in names:
         try:
-            versions[name] = importlib.metadata.version(name)
+            versions[name] = _installed_version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
     return versions

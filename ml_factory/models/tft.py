@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ml_factory.models.base import check_settings
-from ml_factory.models.recurrent_layers import LSTMLayer
+from ml_factory.models.sequence import LSTMLayer
 from ml_factory.models.transformer import check_heads
 
 EPS = 1e-3  # of the layer norms, as in the authors' code
@@ -190,18 +190,6 @@ class TFTSpec:
         check_heads(self)
 
 
-@dataclass(frozen=True)
-class TFTExplanation:
-    """Explanation of a TFT. Both sum to 1 over the last axis.
-
-    shares_BTF : share of each variable in what is selected at each step.
-    attention_BT : of the answer, over the window's steps.
-    """
-
-    shares_BTF: Tensor
-    attention_BT: Tensor
-
-
 class TFT(nn.Module):
     """x_BTF -> logits_BC, at the window's last step."""
 
@@ -225,11 +213,13 @@ class TFT(nn.Module):
         return self.head(self._decode(x_BTF)[0])
 
     @torch.no_grad()
-    def explain(self, x_BTF: Tensor) -> TFTExplanation:
-        """Return variable shares and attention for these inputs."""
-        return self._decode(x_BTF)[1]
+    def explain(self, x_BTF: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the share of each variable in what is selected at each step, (B, T, F), and the attention of the
+        answer over the window's steps, (B, T); both sum to 1 over the last axis.
+        """
+        return self._decode(x_BTF)[1:]
 
-    def _decode(self, x_BTF: Tensor) -> tuple[Tensor, TFTExplanation]:
+    def _decode(self, x_BTF: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         # ---------------------------------------------------------------- select variables, step by step (4.2)
         chosen_BTD, shares_BTF = self.past(x_BTF)
         # ---------------------------------------------------------------- local order, then what is far (4.5)
@@ -239,4 +229,4 @@ class TFT(nn.Module):
         mixed_BD, attention_BT = self.attention(enriched_BTD)
         y_BD = self.attended(self.drop(mixed_BD), enriched_BTD[:, -1])
         y_BD = self.decoded(self.feed(y_BD), local_BTD[:, -1])
-        return y_BD, TFTExplanation(shares_BTF, attention_BT)
+        return y_BD, shares_BTF, attention_BT

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 from torch.utils.benchmark import Timer
 
+from ml_factory.argument_checks import check_values
 from ml_factory.errors import FactoryError, SettingsError, refuse_damaged_content
 from ml_factory.evaluation.recipe_plots import draw_compression
 from ml_factory.lazy_module import LazyModule
-from ml_factory.models.base import check_values
 from ml_factory.recipes.run import RESULT, open_recipe_run
 from ml_factory.recipes.t5 import (
     T5Data,
@@ -150,9 +150,10 @@ def run_compress(
     seconds = _measure_latencies(networks, lambda network: network.score_labels(tokens_BT, labels_CL), rounds)
     for row, one, found in zip(rows, seconds, outcomes, strict=True):
         row |= {"p50_ms": 1000 * one, "difference": float((found - outcomes[0]).mean())}
-    for row in rows:
-        row["pareto"] = not any(_dominates(other, row) for other in rows)
-        row["note"] = _note(row, rows[0])
+    costs = [(row["bytes"], row["p50_ms"], -row["quality"]) for row in rows]
+    for row, own in zip(rows, costs, strict=True):
+        better = (np.less_equal(other, own).all() and other != own for other in costs)
+        row |= {"pareto": not any(better), "note": _note(row, rows[0])}
     folder = workspace.results / NAME / f"table-{fingerprint_json([trained.fingerprint, methods])[:12]}"
     facts = {"recipe": NAME, "quality": QUALITY, "rows": rows, "test_rows": len(outcomes[0]), "folder": str(folder),
              "settings": settings}  # fmt: skip
@@ -235,7 +236,9 @@ def prune_t5_state(model: Any, share: float) -> tuple[dict[str, int], dict[str, 
             # Attention to the encoder's text has no such table: each layer chooses for itself.
             groups.setdefault((name.partition(".block.")[0], layer if "EncDec" in layer else ""), []).append(layer)
     for layers in groups.values():
-        chosen = _largest(sum(_head_importance(state, layer, width) for layer in layers), keep_heads)
+        read = [state[f"{layer}v.weight"].unflatten(0, (-1, width)).flatten(1).norm(dim=1) for layer in layers]
+        written = [state[f"{layer}o.weight"].unflatten(1, (-1, width)).norm(dim=(0, 2)) for layer in layers]
+        chosen = _largest(sum(one * other for one, other in zip(read, written, strict=True)), keep_heads)
         rows = (chosen[:, None] * width + torch.arange(width)).flatten()
         for layer in layers:
             for own in "qkv":
@@ -254,11 +257,6 @@ def prune_t5_state(model: Any, share: float) -> tuple[dict[str, int], dict[str, 
             kept[name] = state[name][:, chosen]
             kept |= {one: state[one][chosen] for one in readers}
     return {"num_heads": keep_heads, "d_ff": keep_inner}, kept
-
-
-def _head_importance(state: Mapping[str, Tensor], layer: str, width: int) -> Tensor:
-    value, out = state[f"{layer}v.weight"], state[f"{layer}o.weight"]
-    return value.unflatten(0, (-1, width)).flatten(1).norm(dim=1) * out.unflatten(1, (-1, width)).norm(dim=(0, 2))
 
 
 def _largest(importance: Tensor, count: int) -> Tensor:
@@ -314,12 +312,6 @@ def _measure_latencies(networks: Sequence[Any], predict: Callable[[Any], object]
     """Return the median seconds of one prediction of each network, on one thread of the CPU; they take turns."""
     timers = [Timer("predict(network)", globals={"predict": predict, "network": one.cpu().eval()}) for one in networks]
     return np.median([[timer.timeit(1).median for timer in timers] for _ in range(rounds)], 0).tolist()
-
-
-def _dominates(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return True where `one` is nowhere worse than `other` in size, latency and quality, and somewhere better."""
-    ours, theirs = ((row["bytes"], row["p50_ms"], -row["quality"]) for row in (one, other))
-    return all(a <= b for a, b in zip(ours, theirs, strict=True)) and ours != theirs
 
 
 def _note(row: Mapping[str, Any], original: Mapping[str, Any]) -> str:

@@ -6,7 +6,6 @@ B rows of a batch, N samples, H height, W width.
 import io
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,14 @@ import torch
 from PIL import Image, ImageOps
 
 from ml_factory.errors import FileError
-from ml_factory.recipes.shard_writer import IMAGES
-from ml_factory.recipes.shards import BucketShard, ShardPlan, index_shards
+from ml_factory.recipes.shards import IMAGES, BucketShard, ShardPlan, index_shard_once
 from ml_factory.seeding import seeded_generator
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.training.device import Device
-from ml_factory.training.sampler import StreamSampler
+from ml_factory.training.state import StreamSampler
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM")  # those of IMAGES; Pillow would also start programs for others
+_AT_ONCE = 8  # shards that are fetched and indexed at the same time
 _PIECE = 32  # images that one thread decodes in a row
 
 
@@ -37,7 +36,9 @@ class ShardSamples:
 
     def __init__(self, shards: Sequence[Path | BucketShard], size: int, classes: int, seed: int):
         self.size, self.classes, self.seed = size, classes, seed
-        self._shards, opened = index_shards(shards), {str(shard): shard for shard in shards}
+        opened = {str(shard): shard for shard in shards}
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            self._shards = dict(zip(opened, pool.map(index_shard_once, shards), strict=True))
         named = [[opened[place].name, fingerprint_json(found)] for place, found in self._shards.items()]
         self.fingerprint = fingerprint_json(named)[:24]
         self._rows = [(opened[place], key, one) for place, found in self._shards.items() for key, one in found.items()]
@@ -91,29 +92,11 @@ class MadeUpSamples:
         return image_HWC, label
 
 
-@dataclass(frozen=True)
-class SamplesPart:
-    """Samples `first` to `first + count` of others, in whose order an epoch takes them."""
-
-    samples: Any
-    first: int
-    count: int
-
-    def __len__(self) -> int:
-        return self.count
-
-    def order(self, epoch: int) -> np.ndarray:
-        order = self.samples.order(epoch) - self.first
-        return order[(order >= 0) & (order < self.count)]
-
-    def read(self, number: int) -> tuple[np.ndarray, int]:
-        return self.samples.read(self.first + number)
-
-
 class ImageBatches:
     """Function from positions to (images uint8 (B, H, W, 3), classes (B,)) on the device.
 
-    samples : ShardSamples, MadeUpSamples or a part of them.
+    samples : ShardSamples or MadeUpSamples.
+    first, count : of these samples, those from `first` on, in whose order an epoch takes them; None: all the rest.
     training : positions are those of the stream of all epochs, and images are cut and mirrored at random; otherwise
         positions are samples.
     workers : number of decoding threads.
@@ -121,13 +104,17 @@ class ImageBatches:
 
     sampler = StreamSampler
 
-    def __init__(self, samples: Any, device: Device, *, training: bool, workers: int = 8, seed: int = 0):
-        self.samples, self.device, self.training, self.seed = samples, device, training, seed
-        self._pool, self._order = ThreadPoolExecutor(max(workers, 1), "decode"), lru_cache(2)(samples.order)
+    def __init__(
+        self, samples: Any, device: Device, *, training: bool, first: int = 0, count: int | None = None,
+        workers: int = 8, seed: int = 0,
+    ):  # fmt: skip
+        self.samples, self.device, self.training, self.seed, self.first = samples, device, training, seed, first
+        self.count = len(samples) - first if count is None else count
+        self._pool, self._order = ThreadPoolExecutor(max(workers, 1), "decode"), lru_cache(2)(self._order_of_epoch)
         self._ahead: tuple[bytes, list[Future]] = b"", []
 
     def __len__(self) -> int:
-        return len(self.samples)
+        return self.count
 
     def __call__(self, positions: np.ndarray) -> tuple[torch.Tensor, ...]:
         announced, ahead = self._ahead
@@ -144,9 +131,13 @@ class ImageBatches:
         """End the threads."""
         self._pool.shutdown(cancel_futures=True)
 
+    def _order_of_epoch(self, epoch: int) -> np.ndarray:
+        order = self.samples.order(epoch) - self.first
+        return order[(order >= 0) & (order < self.count)]
+
     def _start(self, positions: np.ndarray) -> list[Future]:
         """Begin to decode a batch, in pieces."""
-        epochs, numbers = np.divmod(positions, len(self.samples))
+        epochs, numbers = np.divmod(positions, self.count)
         if self.training:
             numbers = [int(self._order(epoch)[row]) for epoch, row in zip(epochs.tolist(), numbers, strict=True)]
         pairs = list(zip(positions.tolist(), map(int, numbers), strict=True))
@@ -156,7 +147,7 @@ class ImageBatches:
         """Return images with classes; in training cut and mirrored by (seed, position)."""
         found = []
         for position, number in pairs:
-            image_HWC, label = self.samples.read(number)
+            image_HWC, label = self.samples.read(self.first + number)
             if self.training:
                 image_HWC = _cut_and_mirrored(image_HWC, seeded_generator(self.seed, "augment", position))
             found.append((image_HWC, label))

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ml_factory.argument_checks import check_values
 from ml_factory.errors import CheckpointError, SettingsError
 from ml_factory.lazy_module import LazyModule
-from ml_factory.models.base import check_values
-from ml_factory.recipes.images import ImageBatches, MadeUpSamples, SamplesPart, ShardSamples
+from ml_factory.recipes.images import ImageBatches, MadeUpSamples, ShardSamples
 from ml_factory.recipes.run import drawn_from, is_writing_process, open_recipe_run, weights_fingerprint
 from ml_factory.recipes.shards import find_shards
 from ml_factory.recipes.worker_log import WorkerLog
@@ -26,11 +26,11 @@ from ml_factory.storage.mirror import fetch_file
 from ml_factory.storage.remote import Remote
 from ml_factory.storage.serialization import read_state_file, write_state_file
 from ml_factory.storage.workspace import Workspace
+from ml_factory.training.batches import evaluate_network_outputs
 from ml_factory.training.device import Device, pick_device
-from ml_factory.training.evaluate import evaluate_network_outputs
+from ml_factory.training.distributed import SyncBatchNorm2d
 from ml_factory.training.loop import Validation
 from ml_factory.training.spec import TrainSpec
-from ml_factory.training.sync_batch_norm import SyncBatchNorm2d
 
 resnet = LazyModule("torchvision.models.resnet")
 NAME, WEIGHTS = "resnet50", "weights.state"
@@ -88,10 +88,10 @@ def train_resnet50(
         )
     )  # fmt: skip
     count = max(round(len(whole) * HELD_OUT), 1)
-    if count == len(whole):
+    taught = len(whole) - count  # samples; the others are held out
+    if not taught:
         raise SettingsError("Too few training samples to hold some out", where="--wds_traindir", got=len(whole),
                             wanted="at least 2")  # fmt: skip
-    taught, held = SamplesPart(whole, 0, len(whole) - count), SamplesPart(whole, len(whole) - count, count)
     data = {"train": whole.fingerprint, "test": test_samples.fingerprint, "image_size": image_size, "held_out": count}
     kept = described | {"initial": initial}
     identity = {"network": kept, "training": spec.identity(), "data": data}
@@ -102,15 +102,17 @@ def train_resnet50(
         ))  # fmt: skip
         if run.done is not None:
             return run.done | (_save_weights(save_model, model_bucket, run.folder) if first else {})
-        say(f"{len(taught):,} training, {len(held):,} held-out and {len(test_samples):,} test samples, "
+        say(f"{taught:,} training, {count:,} held-out and {len(test_samples):,} test samples, "
             f"{run.run.run_id} in {run.folder}")  # fmt: skip
         feed, held_feed, test_feed = (
             stack.enter_context(closing(ImageBatches(
-                samples, device, training=samples is taught, workers=workers, seed=spec.seed)))
-            for samples in (taught, held, test_samples)
+                samples, device, training=of == "train", first=first, count=length, workers=workers, seed=spec.seed)))
+            for of, samples, first, length in (
+                ("train", whole, 0, taught), ("held", whole, taught, count), ("test", test_samples, 0, None)
+            )
         )  # fmt: skip
         log = stack.enter_context(closing(WorkerLog(
-            logdir or run.folder / "workers", device, samples=len(taught), batch=min(spec.batch, len(taught)),
+            logdir or run.folder / "workers", device, samples=taught, batch=min(spec.batch, taught),
             every=spec.log_steps, emit=emit,
         )))  # fmt: skip
         images, last = ImageLoss(label_smoothing, device), dict[str, float]()
@@ -126,7 +128,7 @@ def train_resnet50(
         found = images.evaluate(network, test_feed, spec.eval_batch)
         facts = {
             "run": run.run.run_id, "recipe": NAME, **found, **log.end(fit.history, found["accuracy"]),
-            "train_samples": len(taught), "held_out_samples": len(held), "test_samples": len(test_samples),
+            "train_samples": taught, "held_out_samples": count, "test_samples": len(test_samples),
             "settings": settings, "log": logdir or str(log.folder),
         }  # fmt: skip
         if run.writes:

@@ -2,8 +2,6 @@
 
 import hashlib
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -42,8 +40,8 @@ RESULT = "result.json"
 _T5 = ("t5", "labelled_text", "language_models")
 # The modules of this folder that a run of a recipe depends on, in addition to `training` and seeding.py.
 MODULES = {
-    "resnet50": ("resnet50", "images", "shards", "shard_writer"),
-    "sdce": ("sdce_run", "sdce", "surrogate", "language_models", "text"),
+    "resnet50": ("resnet50", "images", "shards"),
+    "sdce": ("sdce_run", "sdce", "surrogate", "language_models"),
     "t5": _T5,
     "compress": ("compress", *_T5),
 }
@@ -173,14 +171,6 @@ def open_recipe_run(
         else:
             manager = stack.enter_context(open_run_checkpoints(workspace, found))
             yield RecipeRun(*given, checkpoints=_read_only(manager.phase(f"train_{name}")))
-
-
-def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Call `write` with a temporary folder and put each of its files into this one, each in one step."""
-    with tempfile.TemporaryDirectory() as temporary:
-        write(Path(temporary))
-        for path in sorted(Path(temporary).iterdir()):
-            files.replace(folder / path.name, lambda target, path=path: shutil.copyfile(path, target))
 
 
 def weights_fingerprint(weights: Mapping[str, Tensor]) -> str:

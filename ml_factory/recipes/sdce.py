@@ -37,6 +37,9 @@ def surrogate_loss(
         probabilities scaled to a sum of 1 over the tokens that take part; "standard": no term.
     threshold : tokens of a lower probability are left out; a position without any token has a term of 0.
     """
+    if kind not in KINDS:
+        raise SettingsError("Unknown loss", where="loss_type", got=repr(kind), wanted=", ".join(KINDS),
+                            next_step=did_you_mean(kind, KINDS))  # fmt: skip
     total, count = _surrogate_loss_sums(
         logits_BTV, labels_BT, ids_BTK, logprobs_BTK, weight, kind, threshold=threshold
     )  # fmt: skip
@@ -51,7 +54,6 @@ def _surrogate_loss_sums(
 
     ids_BTK, logprobs_BTK : None where `kind` is "standard".
     """
-    _check_loss_kind(kind)
     logits_BTV, labels_BT = _at_least_float32(logits_BTV[:, :-1]), labels_BT[:, 1:]
     counts_BT = labels_BT != IGNORED
     target_BT = labels_BT.clamp_min(0)
@@ -65,10 +67,12 @@ def _surrogate_loss_sums(
         kept_BTK = (ids_BTK >= 0) & (logprobs_BTK >= lowest)
         nll_BTK = normaliser_BT[..., None] - logits_BTV.gather(-1, ids_BTK.clamp_min(0))
         if kind == "surrogate":
-            term_BT = _perplexity_weighted(nll_BTK, logprobs_BTK, kept_BTK & (ids_BTK != target_BT[..., None]))
-        else:
-            term_BT = _divergence(nll_BTK, logprobs_BTK, kept_BTK)
-        loss_BT = loss_BT + weight * term_BT
+            perplexity_BTK = torch.exp(-logprobs_BTK.clamp_min(-80.0))
+            term_BTK = _softmax_of_kept(-perplexity_BTK, kept_BTK & (ids_BTK != target_BT[..., None])) * nll_BTK
+        else:  # KL(q || model), q the surrogate's probabilities of the kept tokens scaled to 1
+            q_BTK = _softmax_of_kept(logprobs_BTK, kept_BTK)
+            term_BTK = q_BTK * (torch.log(q_BTK.clamp_min(1e-30)) + nll_BTK)
+        loss_BT = loss_BT + weight * term_BTK.sum(dim=-1)
     return torch.where(counts_BT, loss_BT, torch.zeros_like(loss_BT)).sum(), counts_BT.sum()
 
 
@@ -76,30 +80,10 @@ def _at_least_float32(values: Tensor) -> Tensor:
     return values if values.dtype == torch.float64 else values.float()
 
 
-def _perplexity_weighted(nll_BTK: Tensor, logprobs_BTK: Tensor, kept_BTK: Tensor) -> Tensor:
-    """Return the sum over kept k of softmax(-1 / probability_k) * NLL_k; 0 where none is kept."""
-    share_BTK = _softmax_of_kept(-torch.exp(-logprobs_BTK.clamp_min(-80.0)), kept_BTK)
-    return (share_BTK * nll_BTK).sum(dim=-1)
-
-
-def _divergence(nll_BTK: Tensor, logprobs_BTK: Tensor, kept_BTK: Tensor) -> Tensor:
-    """Return KL(q || model), q the surrogate's probabilities of the kept tokens scaled to 1; 0 where none is kept."""
-    q_BTK = _softmax_of_kept(logprobs_BTK, kept_BTK)
-    return (q_BTK * (torch.log(q_BTK.clamp_min(1e-30)) + nll_BTK)).sum(dim=-1)
-
-
 def _softmax_of_kept(scores_BTK: Tensor, kept_BTK: Tensor) -> Tensor:
     """Return softmax over the kept entries; 0 at the others, and everywhere where none is kept."""
     lowest = torch.finfo(scores_BTK.dtype).min
     return torch.softmax(scores_BTK.masked_fill(~kept_BTK, lowest), dim=-1) * kept_BTK
-
-
-def _check_loss_kind(kind: str) -> str:
-    """Return the kind of loss. Raises SettingsError for an unknown one."""
-    if kind not in KINDS:
-        raise SettingsError("Unknown loss", where="loss_type", got=repr(kind), wanted=", ".join(KINDS),
-                            next_step=did_you_mean(kind, KINDS))  # fmt: skip
-    return kind
 
 
 def surrogate_weight(step: int, steps: int, initial: float, final: float) -> float:
@@ -120,7 +104,7 @@ class SurrogateLoss:
         self, kind: str = "surrogate", initial: float = 1.0, final: float = 0.0, *, threshold: float = THRESHOLD,
         top_tokens: TopTokens | None = None,
     ):  # fmt: skip
-        self.kind, self.initial, self.final = _check_loss_kind(kind), initial, final
+        self.kind, self.initial, self.final = kind, initial, final
         self.threshold, self.top_tokens = threshold, top_tokens
 
     def step_numbers(self, step: int, steps: int) -> Tensor:

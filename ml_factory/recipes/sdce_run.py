@@ -17,23 +17,28 @@ from ml_factory.argument_checks import read_yaml
 from ml_factory.errors import SettingsError, did_you_mean
 from ml_factory.models.base import check_settings
 from ml_factory.process_identity import wants_bfloat16
-from ml_factory.recipes.language_models import DTYPES, LanguageModel, load_causal_model
+from ml_factory.recipes.language_models import (
+    DTYPES,
+    LanguageModel,
+    TextSource,
+    load_causal_model,
+    open_text,
+    pack_tokens,
+    write_pretrained,
+)
 from ml_factory.recipes.run import (
     is_writing_process,
     open_recipe_run,
     root_of_output,
     weights_fingerprint,
-    write_folder,
 )
 from ml_factory.recipes.sdce import KINDS, SurrogateLoss, next_token_loss
 from ml_factory.recipes.surrogate import SurrogateTopTokens, cache_top_tokens, join_vocabularies
-from ml_factory.recipes.text import TextSource, open_text, pack_tokens
 from ml_factory.storage.files import local_cache_folder
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace
-from ml_factory.training.batches import BatchLoader
+from ml_factory.training.batches import BatchLoader, evaluate_mean_loss
 from ml_factory.training.device import Device, pick_device
-from ml_factory.training.evaluate import evaluate_mean_loss
 from ml_factory.training.loop import Validation
 from ml_factory.training.spec import TrainSpec
 
@@ -235,7 +240,7 @@ def run_sdce(
         most = max(NGRAM_TOKENS // length, 1)
         losses = ngram_losses(train[:most], held_out[:most], base.vocabulary)
         least = int(np.argmin(losses))
-        write_folder(run.folder / "model", base.write)
+        write_pretrained(base.network.model, base.tokenizer.inner, run.folder / "model")
         facts = {
             "loss_type": settings.loss_type, "loss": after, "perplexity": math.exp(min(after, 700.0)),
             "loss_before": before, "ngram_order": least + 1, "ngram_loss": losses[least],

@@ -1,17 +1,19 @@
-"""Samples in tar shards: what each shard holds, and the order of an epoch, which any number of ranks can continue.
+"""Samples in tar shards: what each holds, the order of an epoch, which any number of ranks can continue, and writing.
 
 A sample is the members of one key: KEY.png and KEY.cls. The order of an epoch is one list of all samples, a function of
 (seed, epoch) alone; rank r of w takes every w-th of them. What remains after `start` samples is then the same whichever
 number of ranks took those.
 """
 
+import io
 import os
 import re
 import tarfile
 import threading
+import zipfile
+import zlib
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -20,21 +22,22 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ml_factory.errors import FileError, SettingsError
+from ml_factory.errors import FileError, SettingsError, did_you_mean
 from ml_factory.lazy_module import LazyModule
 from ml_factory.seeding import seeded_generator
 from ml_factory.storage.files import files, local_cache_folder
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.remote import Remote
 
-webdataset = LazyModule("webdataset")
+webdataset, images = LazyModule("webdataset"), LazyModule("PIL.Image")
+IMAGES = ("png", "jpg", "jpeg", "webp", "bmp", "ppm")  # suffixes of image files
 _BLOCK = 512  # bytes of a tar header, to which contents are padded
 _END = 2 * _BLOCK  # zeros after the last member
 # Shards whose samples are mixed with each other; the order within them is random, and reading stays in few files.
 GROUP = 16
 MOST_FETCHED = 3 * GROUP  # shards of buckets on this disk: the group that is read, the next one, that of an evaluation
-_AT_ONCE = 8  # shards that are fetched and indexed at the same time
 
+Sample = tuple[str, int, Callable[[], bytes]]  # suffix, class, function that returns the image's file
 Members = dict[str, tuple[int, int]]  # suffix -> (offset, bytes) in the shard's file
 
 
@@ -86,14 +89,8 @@ def _remove_oldest_copies() -> None:
         path.unlink(missing_ok=True)
 
 
-def index_shards(shards: Iterable[Path | BucketShard]) -> dict[str, dict[str, Members]]:
-    """Return the samples of each shard, as of `index_shard`; those of a bucket are kept, so that they are read once."""
-    shards = list(shards)
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return dict(zip(map(str, shards), pool.map(_indexed, shards), strict=True))
-
-
-def _indexed(shard: Path | BucketShard) -> dict[str, Members]:
+def index_shard_once(shard: Path | BucketShard) -> dict[str, Members]:
+    """Return the samples of a shard, as of `index_shard`; those of a bucket are kept, so that they are read once."""
     if isinstance(shard, Path):
         return index_shard(shard)
     kept = shard.copy.with_suffix(".json")
@@ -114,8 +111,6 @@ def index_shard(shard: str | os.PathLike | BucketShard) -> dict[str, Members]:
                 key, dot, suffix = name.partition(".")
                 if member.isreg() and dot:
                     parts = found.setdefault(f"{folder}/{key}" if folder else key, {})
-                    if suffix.lower() in parts:
-                        raise tarfile.TarError(f"{member.name} twice")
                     parts[suffix.lower()] = (member.offset_data, member.size)
             # tarfile ends in silence at a damaged header, and where a file ends between two members
             file.seek(end)
@@ -142,8 +137,6 @@ class ShardPlan:
         world: int = 1,
     ):  # fmt: skip
         self.seed, self.epoch, self.world = seed, epoch, world
-        if type(world) is not int or world < 1:
-            raise SettingsError("At least one rank", where="world", got=repr(world), wanted=">= 1")
         self.shards = shards if isinstance(shards, Mapping) else {Path(one).name: index_shard(one) for one in shards}
 
     def __len__(self) -> int:
@@ -184,9 +177,6 @@ def find_shards(source: str) -> list[Path | BucketShard]:
     Raises SettingsError for an address that cannot be used, FileError where there are no shards, WorkspaceError where a
     bucket does not answer.
     """
-    if not source.strip():
-        raise SettingsError("No shards are named", where="--wds_traindir", wanted="a folder, gs://… or files in braces",
-                            next_step="write some with `recipe shards`, or train on --fake_data")  # fmt: skip
     addresses = webdataset.shardlists.expand_urls(source)
     listed = cache(_list_bucket)
     return [
@@ -224,3 +214,81 @@ def _list_bucket(folder: str) -> dict[str, BucketShard]:
     found = remote.list_files("")
     names = sorted(name for name in found if name.endswith(".tar") and "/" not in name)
     return {name: BucketShard(remote, folder, name, found[name]) for name in names}
+
+
+# ---------------------------------------------------------------------- writing
+
+
+def array_samples(path: Path, part: str) -> list[Sample]:
+    """Return the samples of the arrays x and y of an NPZ file (x_PART, y_PART), encoded when they are written.
+
+    Raises FileError for a damaged file, SettingsError where there are no such arrays of images and classes.
+    """
+    names = [f"{name}_{part}" if part else name for name in "xy"]
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
+            known = list(held)
+            x_NHWC, y_N = (held[name] if name in known else None for name in names)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise FileError("These arrays cannot be read", where=path, got=error, wanted="NPZ without objects") from None
+    if x_NHWC is None or y_N is None:
+        raise SettingsError("There are no such arrays", where=path, got=", ".join(known), wanted=" and ".join(names),
+                            next_step=did_you_mean(names[0], known) or "name the suffix: train, test")  # fmt: skip
+    if x_NHWC.dtype != np.uint8 or x_NHWC.ndim != 4 or x_NHWC.shape[3] != 3 or y_N.shape != x_NHWC.shape[:1]:
+        raise SettingsError(
+            "Not images and their classes", where=path, got=f"{x_NHWC.dtype} {x_NHWC.shape} and {y_N.shape}",
+            wanted="uint8 (N, H, W, 3) and (N,)",
+        )  # fmt: skip
+    return [
+        ("png", int(label), lambda pixels=pixels: _encoded(pixels)) for pixels, label in zip(x_NHWC, y_N, strict=True)
+    ]
+
+
+def folder_samples(folder: Path) -> list[Sample]:
+    """Return the images below folder/CLASS/; classes count from 0 in the order of their names.
+
+    Raises FileError where the folder has none.
+    """
+    classes = sorted(path for path in folder.iterdir() if path.is_dir()) if files.is_folder(folder) else []
+    found = [
+        (path.suffix.lower().lstrip("."), label, path.read_bytes)
+        for label, inner in enumerate(classes) for path in sorted(inner.iterdir())
+        if path.suffix.lower().lstrip(".") in IMAGES
+    ]  # fmt: skip
+    if not found:
+        raise FileError("No images here", where=folder, wanted=f"folders of {', '.join(IMAGES)}, one a class")
+    return found
+
+
+def write_shards(samples: list[Sample], folder: Path, per_shard: int, prefix: str, seed: int) -> dict:
+    """Write the samples, shuffled by the seed, as PREFIX-000000.tar, …; equal samples give equal bytes.
+
+    Returns the facts: shards, samples, classes, and the shards as a pattern with braces. Raises SettingsError where
+    the folder has shards of this prefix already.
+    """
+    files.make_folder(folder)
+    if there := [name for name in files.names(folder) if name.startswith(f"{prefix}-") and name.endswith(".tar")]:
+        raise SettingsError(
+            "There are shards of this name", where=folder, got=f"{len(there)} files, {sorted(there)[0]} …",
+            next_step="take another folder or prefix, or delete them",
+        )  # fmt: skip
+    order = seeded_generator(seed, "shards").permutation(len(samples)).tolist()
+    pieces = [order[start : start + per_shard] for start in range(0, len(order), per_shard)]
+
+    def write(path: Path, rows: list[int]) -> None:
+        with webdataset.TarWriter(str(path), encoder=False, mtime=0, compress=False) as tar:
+            for row in rows:
+                suffix, label, read = samples[row]
+                tar.write({"__key__": f"{row:08d}", suffix: read(), "cls": str(label).encode()})
+
+    for number, rows in enumerate(pieces):
+        files.replace(folder / f"{prefix}-{number:06d}.tar", lambda path, rows=rows: write(path, rows), 0)
+    braces = f"{{000000..{len(pieces) - 1:06d}}}" if len(pieces) > 1 else "000000"
+    return {"shards": len(pieces), "samples": len(samples), "classes": len({label for _, label, _ in samples}),
+            "pattern": str(folder / f"{prefix}-{braces}.tar")}  # fmt: skip
+
+
+def _encoded(pixels_HWC: np.ndarray) -> bytes:
+    encoded = io.BytesIO()
+    images.fromarray(pixels_HWC).save(encoded, "png", compress_level=1)
+    return encoded.getvalue()

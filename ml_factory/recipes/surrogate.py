@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from ml_factory.errors import SettingsError
 from ml_factory.lazy_module import LazyModule
 from ml_factory.progress import progress_phase
-from ml_factory.recipes.language_models import Tokenizer
-from ml_factory.recipes.text import open_rows
+from ml_factory.recipes.language_models import Tokenizer, open_rows
 from ml_factory.storage.files import files
 from ml_factory.storage.locks import file_lock
 from ml_factory.training.device import Device
@@ -170,7 +169,12 @@ def cache_top_tokens(
         moved(done)
         for start in range(done, len(rows), piece):
             inside = rows[start : start + piece]
-            parts = [_on_host(top_tokens, inside[at : at + size]) for at in range(0, len(inside), size)]
+            parts = []
+            for at in range(0, len(inside), size):
+                tokens_BT = torch.from_numpy(np.array(inside[at : at + size]))
+                found = top_tokens(top_tokens.device.to_device(tokens_BT))
+                top_tokens.device.mark_step("surrogate")
+                parts.append([part.cpu().numpy() for part in found])
             for array, values in zip(kept, zip(*parts, strict=True), strict=True):
                 array[start : start + len(inside)] = np.concatenate(values)
                 array.flush()
@@ -178,9 +182,3 @@ def cache_top_tokens(
             moved(len(inside))
     ids, logprobs = map(open_rows, paths)
     return ids, logprobs
-
-
-def _on_host(top_tokens: SurrogateTopTokens, tokens_BT: np.ndarray) -> tuple[np.ndarray, ...]:
-    found = top_tokens(top_tokens.device.to_device(torch.from_numpy(np.array(tokens_BT))))
-    top_tokens.device.mark_step("surrogate")
-    return tuple(part.cpu().numpy() for part in found)

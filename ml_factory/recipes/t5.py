@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ml_factory.errors import SettingsError, did_you_mean
+from ml_factory.argument_checks import check_values
+from ml_factory.errors import SettingsError
 from ml_factory.evaluation.recipe_plots import draw_class_results, draw_labelled_rows
 from ml_factory.lazy_module import LazyModule
-from ml_factory.models.base import check_values
 from ml_factory.recipes.labelled_text import (
     PARTS,
     baseline_accuracies,
@@ -30,13 +30,12 @@ from ml_factory.recipes.labelled_text import (
     unseen_rows,
 )
 from ml_factory.recipes.language_models import BUILTIN, hub_errors, write_pretrained
-from ml_factory.recipes.run import drawn_from, is_writing_process, open_recipe_run, write_folder
+from ml_factory.recipes.run import drawn_from, is_writing_process, open_recipe_run
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace
-from ml_factory.training.batches import BatchLoader
+from ml_factory.training.batches import BatchLoader, evaluate_mean_loss, evaluate_network_outputs
 from ml_factory.training.device import Device, pick_device
-from ml_factory.training.evaluate import evaluate_mean_loss, evaluate_network_outputs
 from ml_factory.training.loop import Validation
 from ml_factory.training.spec import TrainSpec
 
@@ -111,10 +110,6 @@ def t5_config(name: str, vocabulary: int = 0) -> Any:
     if known is not None:
         sizes = {**known, **({"vocab_size": vocabulary} if vocabulary else {})}
         return transformers.T5Config(**sizes, decoder_start_token_id=PAD)
-    if name.startswith(BUILTIN):
-        raise SettingsError("There is no such built-in T5", where="model", got=name,
-                            wanted=", ".join(one for one in SIZES if one.startswith(BUILTIN)),
-                            next_step=did_you_mean(name, SIZES))  # fmt: skip
     with hub_errors("The model", name):
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
     if config.model_type != "t5":
@@ -303,7 +298,7 @@ def run_t5(
             "baselines": baseline_accuracies(texts.parts["train"], rows), "stopped_early": fit.stopped_early,
             "compiles": fit.compiles,
         }  # fmt: skip
-        write_folder(run.folder / "model", lambda folder: write_pretrained(network.model, texts.tokenizer, folder))
+        write_pretrained(network.model, texts.tokenizer, run.folder / "model")
         _write_results(run.folder, facts | {"history": fit.history}, texts.parts, predicted, scores)
         run.finish(facts, fit, ("accuracy", "macro_f1"))
     return facts

@@ -77,8 +77,9 @@ class WorkerLog:
         total = float(processes.all_reduce_sum(self.device.to_device(torch.tensor([rate]))))
         self.rates.append(total)
         self._say(
-            f"[{self.worker}] Epoch {epoch} train end {_hour(now)}, Epoch Time={_span(seconds)}, Replica Train Samples="
-            f"{steps * self.batch // self.device.batch_share_count}, Reduced GlobalRate={total:.2f}"
+            f"[{self.worker}] Epoch {epoch} train end {_hour(now)}, Epoch Time={timedelta(seconds=round(seconds))}, "
+            f"Replica Train Samples={steps * self.batch // self.device.batch_share_count}, "
+            f"Reduced GlobalRate={total:.2f}"
         )
         self._record(self._steps_until(epoch), {"train/global_rate": total})
 
@@ -101,7 +102,7 @@ class WorkerLog:
             "samples_per_second": sum(self.rates) / max(len(self.rates), 1),
         }
         self._record(self._steps_until(len(history)), {"test/accuracy": accuracy})
-        self._say(f"[{self.worker}] Total Train Time: {_span(facts['train_seconds'])}")
+        self._say(f"[{self.worker}] Total Train Time: {timedelta(seconds=round(facts['train_seconds']))}")
         self._say(f"[{self.worker}] Max Accuracy: {accuracy:.2%}")
         self._say(f"[{self.worker}] Avg. Global Rate: {facts['samples_per_second']:.2f} examples per second")
         return facts
@@ -145,7 +146,3 @@ def _own_address() -> str:
 
 def _hour(seconds: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(seconds))
-
-
-def _span(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds)))

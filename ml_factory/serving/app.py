@@ -11,8 +11,8 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +27,6 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import ml_factory
 from ml_factory.errors import (
@@ -52,9 +51,8 @@ from ml_factory.serving.schemas import (
     PredictRequest,
     Problem,
 )
-from ml_factory.storage.files import files
+from ml_factory.storage.files import files, mount_of
 from ml_factory.storage.locks import acquire_lock_file, release_lock_file
-from ml_factory.storage.mounts import mount_of
 
 _COMMAND = re.compile(r"(?<![\w-])--?[a-z]|python -m |pip install")
 _CORRECT = "correct the bars, and send them again; /info lists what the bundle reads"
@@ -92,8 +90,7 @@ def _problem_response(
 
 def _schema_error(faults: Sequence[Mapping]) -> tuple[FactoryError, int]:
     """Return the error, and its status, for a body of another form: its first fault, of the nearest form."""
-    none: Mapping[str, Any] = {"loc": (), "msg": "not of the schema"}
-    fault = max(faults, key=lambda one: len(one["loc"]), default=none)
+    fault = max(faults, key=lambda one: len(one["loc"]))
     if isinstance(fault.get("input"), bytes):
         return FactoryError("The body is not declared as JSON", where="the header Content-Type",
                             wanted="application/json", next_step="send it as such"), 422  # fmt: skip
@@ -111,7 +108,6 @@ def _schema_error(faults: Sequence[Mapping]) -> tuple[FactoryError, int]:
 
 
 MOST_BYTES = 8 * 2**20  # of a body
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _log = logging.getLogger("ml_factory")
 _BODY = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
@@ -154,9 +150,7 @@ class _Metrics:
         self.requests = Counter(
             "ml_factory_requests", "Answered requests", ("path", "method", "status"), registry=registry
         )
-        self.seconds = Histogram(
-            "ml_factory_request_seconds", "Seconds to the answer", ("path",), buckets=_SECONDS, registry=registry
-        )
+        self.seconds = Histogram("ml_factory_request_seconds", "Seconds to the answer", ("path",), registry=registry)
         self.answers = Counter(
             "ml_factory_answers", "Answers by what the guard decided", ("symbol", "guard"), registry=registry
         )
@@ -165,27 +159,18 @@ class _Metrics:
             registry=registry,
         )  # fmt: skip
 
-    def counting(self, app: ASGIApp) -> ASGIApp:
+    async def count(self, request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         """Middleware that counts requests by their route."""
-
-        async def call(scope: Scope, receive: Receive, send: Send) -> None:
-            began, status = time.perf_counter(), 500  # of a failure, which is answered outside
-
-            async def sending(message: Message) -> None:
-                nonlocal status
-                status = message.get("status", status)
-                await send(message)
-
-            try:
-                await app(scope, receive, sending)
-            finally:
-                if scope["type"] == "http":
-                    path = getattr(scope.get("route"), "path", "other")
-                    method = scope["method"] if scope["method"] in ("GET", "POST") else "other"
-                    self.requests.labels(path, method, status).inc()
-                    self.seconds.labels(path).observe(time.perf_counter() - began)
-
-        return call
+        began, status = time.perf_counter(), 500  # of a failure, which is answered outside
+        try:
+            response = await call_next(request)
+            status = response.status_code
+            return response
+        finally:
+            path = getattr(request.scope.get("route"), "path", "other")
+            method = request.method if request.method in ("GET", "POST") else "other"
+            self.requests.labels(path, method, status).inc()
+            self.seconds.labels(path).observe(time.perf_counter() - began)
 
 
 def build_app(bundles: Sequence[ServedBundle], state: Path, key: str = "", hosts: tuple[str, ...] = ("*",)) -> FastAPI:
@@ -202,7 +187,7 @@ def build_app(bundles: Sequence[ServedBundle], state: Path, key: str = "", hosts
                   summary="Probabilities of the next move from raw bars, with a guard before each answer.")  # fmt: skip
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=MOST_BYTES)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
-    app.add_middleware(metrics.counting)
+    app.middleware("http")(metrics.count)
     _add_errors(app)
 
     @app.get("/health")
@@ -421,23 +406,19 @@ def check_service_address(host: str, key: str, no_key: bool) -> None:
 
 def _listen(host: str, port: int) -> socket.socket:
     """Return a socket bound to the address. Raises WorkspaceError where that cannot be."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
-        found = socket.socket(family, kind, protocol)  # without its protocol asyncio leaves Nagle's delay of 40 ms on
-    except (OSError, UnicodeError) as error:
-        raise WorkspaceError(
-            "There is no such address", where=f"{host}:{port}", got=error, next_step="--host 127.0.0.1"
-        ) from error
-    try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(address)
-        found.listen()
-    except OSError as error:
-        found.close()
-        used = error.errno == errno.EADDRINUSE
-        raise WorkspaceError(
-            "The port is in use" if used else "This address cannot be used", where=f"{host}:{port}",
-            got=None if used else error.strerror,
-            next_step="stop what uses it, or give another: --port 0 takes a free one",
-        ) from error  # fmt: skip
+    with ExitStack() as opened:
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+            # Without its protocol asyncio leaves Nagle's delay of 40 ms on.
+            found = opened.enter_context(socket.socket(family, kind, protocol))
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            found.bind(address)
+            found.listen()
+        except (OSError, UnicodeError) as error:
+            used = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+            raise WorkspaceError(
+                "The port is in use" if used else "This address cannot be used", where=f"{host}:{port}",
+                got=None if used else error, next_step="stop what uses it, or give another: --port 0 takes a free one",
+            ) from error  # fmt: skip
+        opened.pop_all()
     return found

@@ -2,7 +2,6 @@
 
 import json
 import math
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
@@ -22,10 +21,9 @@ from ml_factory.inference.guard import (
     GuardedStream,
     GuardSettings,
 )
-from ml_factory.inference.stream import join_predictions
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import parse_json, to_json_value
-from ml_factory.storage.serialization import deserialize_state, read_state_file, serialize_state, write_state_file
+from ml_factory.storage.serialization import read_state_file, write_state_file
 
 _FACTS = ("symbol", "model", "run_id", "horizon", "lookback", "warmup_bars", "classes", "feature_names", "certified",
           "certificate", "metrics", "verdict", "versions", "split_times", "data", "file")  # fmt: skip
@@ -79,8 +77,8 @@ class ServedBundle:
             checked, _ = spec.check_bars(table)
             check_bars_on_tick(checked, spec.market, self.bundle.description["off_tick"])
         end = checked.index[-1] + pd.Timedelta(minutes=spec.market.bar_minutes)
-        found = join_predictions([stream.answer_bars(checked, now, last), stream.answer_clock(now or end)])
-        answers = _to_answers({name: one[-last:] for name, one in found.items()})
+        parts = [stream.answer_bars(checked, now, last), stream.answer_clock(now or end)]
+        answers = _to_answers({name: np.concatenate([one[name] for one in parts])[-last:] for name in parts[0]})
         if not answers:
             raise BarsError(
                 "Too few bars for a prediction", where="bars", got=f"{len(checked):,} bars",
@@ -126,7 +124,7 @@ def _to_answers(found: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-FORMAT, STATE_NAME = "ml_factory.feed/8", "feed.state"
+FORMAT, STATE_NAME = "ml_factory.feed/9", "feed.state"
 _DAMAGED, _AGAIN = "The stored state of this feed is damaged", "delete this file, and push its history"
 KNOWN_BARS = 1000  # bars that are known again, with their answers
 
@@ -142,10 +140,9 @@ class Feed:
         self._path, self._served = folder / STATE_NAME, served
         self._length = pd.Timedelta(minutes=served.bundle.spec.market.bar_minutes)
         self._stream: GuardedStream | None = None
-        self._kept: dict[str, np.ndarray] = {}  # columns of the newest bars, at most two times KNOWN_BARS
+        self._kept: dict[str, np.ndarray] = {}  # columns of the newest bars, as many as another bundle needs
         self._next: pd.Timestamp | None = None  # earliest start of the next bar
-        self._older = b""  # bars before the kept ones, for another bundle; compressed, so that a state is soon written
-        self._answers: dict[str, str] = {}  # known_at -> answer in JSON
+        self._answers: dict[str, str] = {}  # known_at -> answer in JSON, of the newest KNOWN_BARS
         self._read()
 
     @_HUGE_PRICES
@@ -212,7 +209,7 @@ class Feed:
         assert self._stream is not None
         state = {
             "format": FORMAT, "bundle": self._served.id, "stream": self._stream.get_state(),
-            "bar_minutes": self._served.bundle.spec.market.bar_minutes, "bars": self._kept, "older": self._older,
+            "bar_minutes": self._served.bundle.spec.market.bar_minutes, "bars": self._kept,
             "answers": f"[{','.join(self._answers.values())}]".encode(),  # bytes: text would be escaped
         }  # fmt: skip
         write_state_file(self._path, state)
@@ -222,32 +219,20 @@ class Feed:
         self._stream = None
 
     def _keep(self, new: pd.DataFrame) -> None:
-        """Add bars to the kept ones; where these are too many, leave the newest, and those answers."""
-        self._kept, self._next = _join_columns(self._kept, _to_columns(new)), new.index[-1] + self._length
-        if len(self._kept["start"]) > 2 * KNOWN_BARS:
-            older = {name: one[:-KNOWN_BARS] for name, one in self._with_older(self._kept).items()}
-            most = max(kept_bars(self._served.bundle) - KNOWN_BARS, 1)
-            self._older = zlib.compress(serialize_state({name: one[-most:] for name, one in older.items()}), 1)
-            self._kept = {name: one[-KNOWN_BARS:] for name, one in self._kept.items()}
-            oldest = _to_bars(self._kept).index[0].isoformat()
-            self._answers = {known_at: one for known_at, one in self._answers.items() if known_at > oldest}
-
-    def _with_older(self, kept: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the bars before the kept ones, and these."""
-        try:
-            older = deserialize_state(zlib.decompress(self._older)) if self._older else {}
-        except zlib.error as error:
-            raise CheckpointError(_DAMAGED, where=self._path, got=error, next_step=_AGAIN) from error
-        return _join_columns(older, kept)
+        """Add bars to the kept ones; leave the newest, and the answers of the newest of them."""
+        joined, most = _join_columns(self._kept, _to_columns(new)), kept_bars(self._served.bundle)
+        self._kept, self._next = {name: one[-most:] for name, one in joined.items()}, new.index[-1] + self._length
+        oldest = pd.Timestamp(self._kept["start"][-KNOWN_BARS:][0], tz="UTC").isoformat()
+        self._answers = {known_at: one for known_at, one in self._answers.items() if known_at > oldest}
 
     def _answers_again(self, repeated: pd.DataFrame) -> list[dict[str, Any]]:
         """Return the first answers of bars that were pushed before. Raises BarsError for others at their time."""
         kept = _to_bars(self._kept)
-        known = kept[kept.index.isin(repeated.index)]
+        known = kept.iloc[-KNOWN_BARS:][lambda bars: bars.index.isin(repeated.index)]
         if not known.equals(_to_bars(_to_columns(repeated))):
             raise BarsError(
                 "Bars overlap with others that were pushed before", where="bars", got=f"a bar at {repeated.index[0]}",
-                wanted=f"one of the last {len(kept):,} with the same values, or bars from {self._next} on",
+                wanted=f"one of the last {KNOWN_BARS:,} with the same values, or bars from {self._next} on",
                 next_step="push bars in time order, each once",
             )  # fmt: skip
         before = kept.index[kept.index < repeated.index[0]][-1:] + self._length
@@ -275,7 +260,7 @@ class Feed:
 
     def _read(self) -> None:
         """Take the stream from the disk, or with another bundle from the kept bars. Raises CheckpointError."""
-        self._kept, self._next, self._older, self._answers, self._stream = {}, None, b"", {}, None
+        self._kept, self._next, self._answers, self._stream = {}, None, {}, None
         stream, replayed = GuardedStream(self._served.bundle, self._served.guard), False
         if files.is_file(self._path):
             try:
@@ -286,9 +271,15 @@ class Feed:
                 raise CheckpointError("Not the state of a feed of this version", where=self._path,
                                       got=stored.get("format"), wanted=FORMAT, next_step=_AGAIN)  # fmt: skip
             with refuse_damaged_content(CheckpointError, _DAMAGED, where=self._path, next_step=_AGAIN):
-                self._kept, self._older = stored["bars"], stored["older"]
-                every = _to_bars(self._with_older(self._kept))
-                self._check_kind(stored["bar_minutes"], "volume" in every)
+                self._kept = stored["bars"]
+                every = _to_bars(self._kept)
+                minutes, volume, market = stored["bar_minutes"], "volume" in every, self._served.bundle.spec.market
+                if minutes != market.bar_minutes or volume < market.has_volume:
+                    raise CheckpointError(
+                        "This bundle reads other bars than those of this feed", where=self._path,
+                        got=f"bars of {minutes} min{' without volume' * (not volume)}", next_step=_AGAIN,
+                        wanted=f"bars of {market.bar_minutes} min{' with volume' * market.has_volume}",
+                    )  # fmt: skip
                 self._next = every.index[-1] + self._length
                 self._answers = {one["known_at"]: json.dumps(one) for one in parse_json(stored["answers"])}
                 replayed = stored["bundle"] != self._served.id
@@ -299,16 +290,6 @@ class Feed:
         self._stream = stream
         if replayed:
             self.save()
-
-    def _check_kind(self, minutes: int, volume: bool) -> None:
-        """Raise CheckpointError where the bundle reads bars of another kind than those of the state."""
-        market = self._served.bundle.spec.market
-        if minutes != market.bar_minutes or volume < market.has_volume:
-            raise CheckpointError(
-                "This bundle reads other bars than those of this feed", where=self._path,
-                got=f"bars of {minutes} min{' without volume' * (not volume)}",
-                wanted=f"bars of {market.bar_minutes} min{' with volume' * market.has_volume}", next_step=_AGAIN,
-            )  # fmt: skip
 
 
 def _to_columns(bars: pd.DataFrame) -> dict[str, np.ndarray]:

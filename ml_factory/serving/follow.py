@@ -4,14 +4,13 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from ml_factory.data.bar_files import read_bars_table
-from ml_factory.errors import BarsError, FactoryError, SettingsError, WorkspaceError
+from ml_factory.errors import FactoryError, SettingsError, WorkspaceError
 from ml_factory.inference.bundle import check_bars_on_tick
 from ml_factory.serving.feed import Feed, ServedBundle, check_symbol_column, kept_bars
 from ml_factory.storage.workspace import parse_raw_bars_name
@@ -37,10 +36,6 @@ class FollowedFile:
             raise SettingsError("These are bars of another symbol", where=path, got=named[0], wanted=served.symbol,
                                 next_step=f"follow the bars of {served.symbol}, or serve a bundle of {named[0]}",
                                 )  # fmt: skip
-        with suppress(FileNotFoundError), open(path, "rb") as file:
-            if file.read(2) in (b"\xff\xfe", b"\xfe\xff"):
-                raise BarsError("A file in UTF-16 cannot be followed", where=path, got="UTF-16", wanted="UTF-8",
-                                next_step="give it in UTF-8")  # fmt: skip
         self._feed = Feed(state / served.symbol / "follow", served)
         self._seen: tuple[int, ...] | None = None
         self._torn_since: float | None = None

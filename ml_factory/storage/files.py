@@ -1,25 +1,31 @@
-"""Files of the local disk: reads, writes in one step, listings, removals.
+"""Files of the local disk: reads, writes in one step, listings, removals; which paths are a mount's; safe names.
 
 `files` is the one object through which the library reaches files, and the local disk is all it reaches: a workspace on
 a mount or in a bucket has a local working copy (`mirror`). Failures are FileErrors, which name the file.
 
 A new file is written to a temporary name in its own folder (a temporary file elsewhere could not be renamed across file
-systems), flushed to the disk and renamed over the old file. Its writer holds a lock on it: what a killed one has left
-is deleted by the next write.
+systems), flushed to the disk and renamed over the old file. What a killed writer has left is deleted by a write of the
+same file an hour later.
 
 Deletions in a mirrored workspace are noted, and made on the remote by the next push: a file that is only missing stays
 there.
+
+Mounted file systems of other machines are found in the mount table without touching them: one that hangs blocks whoever
+asks as little as a file's size. Names that stand in a file, a bucket or a service, which every user of a shared
+workspace can choose, become paths by `stored_path` alone: never outside their folder, never through a link.
 """
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,7 +37,15 @@ from ml_factory.storage.json_values import parse_json
 
 REMOVED = ".removed-"  # prefix of a folder's name while it is deleted
 LEDGER, REMOVALS = ".mirror.json", ".mirror-removals"  # in the folder of a mirror (`mirror`)
+MOUNTS = Path("/proc/self/mounts")
+_REMOTE = ("fuse", "nfs", "cifs", "smb", "9p", "ceph", "davfs")
+_LOCAL_FUSE = ("fuseblk", "fuse.fuse-overlayfs", "fusectl")
+_MOST_LINKS = 40
+LONGEST_NAME = 255  # bytes, of most file systems
+# Separators and drives of any system, control characters, halves of surrogate pairs.
+_FORBIDDEN = re.compile(r"[/\\\x00-\x1f\x7f\ud800-\udfff]|^[A-Za-z]:")
 LARGEST_JSON = 1 << 24  # bytes of a file
+_LEFT_SECONDS = 3600.0  # since the last write to a temporary file whose writer was killed
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NO_FSYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})  # of file systems without fsync
 
@@ -39,9 +53,8 @@ _NO_FSYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})  # of file sy
 class Files:
     """Files of the local disk. A method that has no other words about it raises FileError where the disk refuses."""
 
-    def read(self, path: str | os.PathLike, largest: int | None = None) -> bytes:
-        """Read the whole file. Raises FileError for one of more than `largest` bytes, by default half the memory."""
-        largest = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 if largest is None else largest
+    def read(self, path: str | os.PathLike, largest: int = sys.maxsize) -> bytes:
+        """Read the whole file. Raises FileError for one of more than `largest` bytes."""
         with disk_errors(Path(path)), open_regular_file(path) as file:
             if (size := os.fstat(file.fileno()).st_size) > largest:
                 raise OSError(errno.EOVERFLOW, f"it has {size:,} bytes, more than {largest:,}")
@@ -137,11 +150,11 @@ class Files:
         """
         path = Path(path)
         temporary = temporary_path(path)
-        with disk_errors(path):
+        with disk_errors(path, lambda: size or (temporary.stat().st_size if temporary.exists() else 0) or None):
             path.parent.mkdir(parents=True, exist_ok=True)
             _sweep_temporary_files(path)
-        with disk_errors(path, lambda: size or (temporary.stat().st_size if temporary.exists() else 0) or None):
-            held = _make_temporary(temporary)
+            temporary.unlink(missing_ok=True)  # a link there is never followed
+            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
             try:
                 writer(temporary)
                 if flush:
@@ -150,7 +163,6 @@ class Files:
             finally:
                 with suppress(OSError):
                     temporary.unlink(missing_ok=True)
-                os.close(held)
         if flush:
             with suppress(OSError):  # the file itself is replaced; systems that open no folders keep the name too
                 _flush(path.parent)
@@ -187,17 +199,12 @@ class Files:
         """Delete the folder with everything in it, links themselves and never their targets.
 
         It is renamed to `.removed-...` first, so that it is gone in one step for every reader; what a killed process
-        left under such a name is removed by the next `clean`. Raises FileError, before anything is deleted, where it is
-        a link, or another file system is mounted below it.
+        left under such a name is removed by the next `clean`. Raises FileError for a link.
         """
         path = Path(path)
         with disk_errors(path):
-            top = os.lstat(path)
-            if not stat.S_ISDIR(top.st_mode):
+            if not stat.S_ISDIR(os.lstat(path).st_mode):
                 raise NotADirectoryError(errno.ENOTDIR, "no folder, or a link")
-            for folder, _, _ in os.walk(path, onerror=raise_error):
-                if os.lstat(folder).st_dev != top.st_dev:
-                    raise OSError(errno.EXDEV, f"another file system is mounted at {folder}")
             _note_removal(path)
             if not path.name.startswith(REMOVED):
                 path = path.rename(path.with_name(f"{REMOVED}{secrets.token_hex(4)}-{path.name}"[:255]))
@@ -207,8 +214,8 @@ class Files:
 files = Files()
 
 
-def local_cache_folder(name: str) -> Path:
-    """Return the folder of the local disk that caches files of this kind."""
+def local_cache_folder(name: str = "") -> Path:
+    """Return the folder of the local disk that caches files of this kind; without a name the one above them."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ml_factory" / name
 
 
@@ -252,19 +259,6 @@ def temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
 
 
-def _make_temporary(temporary: Path) -> int:
-    """Make the file and lock it; return its descriptor. A link there is removed, and never followed."""
-    while True:
-        temporary.unlink(missing_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        with suppress(OSError):  # a file system without locks, on which no leftover is found
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        with suppress(FileNotFoundError):  # swept by another process before it was locked
-            if os.path.samestat(os.fstat(descriptor), os.lstat(temporary)):
-                return descriptor
-        os.close(descriptor)
-
-
 def _flush(path: Path) -> None:
     """Call fsync on a file or folder; a link fails."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -275,11 +269,11 @@ def _flush(path: Path) -> None:
 
 
 def _sweep_temporary_files(path: Path) -> None:
-    """Delete temporary files of `path` that no process holds, in whatever container."""
+    """Delete temporary files of `path` that nobody has written to for long."""
     for leftover in path.parent.glob(f".{path.name}.*.tmp"):
-        with suppress(OSError), open_regular_file(leftover) as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: it is being written
-            leftover.unlink()
+        with suppress(OSError):
+            if time.time() - leftover.lstat().st_mtime > _LEFT_SECONDS:
+                leftover.unlink()
 
 
 def _note_removal(path: Path) -> None:
@@ -304,6 +298,72 @@ def flush_to_disk(descriptor: int) -> None:
             raise
 
 
-def raise_error(error: OSError) -> None:
-    """Raise what `os.walk` would pass over."""
-    raise error
+# ---------------------------------------------------------------------- paths
+
+
+def mount_of(path: str | os.PathLike) -> str | None:
+    """Return the mount point that holds `path`, None on a local disk. Never touches the mount itself.
+
+    A mount is another machine's file system in the mount table (Colab's Drive is FUSE), or a folder in
+    $ML_FACTORY_MOUNTS (separated by `:`). The root file system never counts: where it hangs, no program runs.
+    """
+    listed = os.environ.get("ML_FACTORY_MOUNTS", "").split(os.pathsep)
+    return _mount_of(os.path.abspath(path), _remote_mounts() | {os.path.abspath(folder) for folder in listed if folder})
+
+
+def _mount_of(path: str, tops: set[str], links: int = 0) -> str | None:
+    """Return the one of `tops` that the path leads into; links on the way are followed, those inside a mount not."""
+    names = path.split("/")
+    for end in range(2, len(names) + 1):
+        place = "/".join(names[:end])
+        if place in tops:
+            return place
+        with suppress(OSError):  # not a link, or absent
+            target = os.path.join(os.path.dirname(place), os.readlink(place), *names[end:])
+            return _mount_of(os.path.normpath(target), tops, links + 1) if links < _MOST_LINKS else None
+    return None
+
+
+def _remote_mounts() -> set[str]:
+    """Return the mount points at which another machine's file system is mounted last."""
+    try:
+        lines = os.fsdecode(MOUNTS.read_bytes()).splitlines()
+    except OSError:
+        return set()
+    kinds = {folder.replace("\\040", " "): kind for _, folder, kind, *_ in (line.split(" ") for line in lines)}
+    return {folder for folder, kind in kinds.items() if kind.startswith(_REMOTE) and kind not in _LOCAL_FUSE}
+
+
+def stored_path(folder: str | os.PathLike, *names: object, inside: str | os.PathLike | None = None) -> Path:
+    """Return the path of these names, one below the other, in a folder.
+
+    Parameters
+    ----------
+    folder : not checked itself.
+    names : each one plain name of a file or folder.
+    inside : a folder above; what is between it and `folder` must not be a link either.
+
+    Raises FileError for a name that is not plain, and for a symbolic link on the way or at the end.
+    """
+    for name in names:
+        if not is_plain_name(name):
+            raise FileError(
+                "This name cannot be a file's", where=folder, got=repr(name)[:80], wanted="one plain name",
+                next_step="restore the file that holds this name, or delete it",
+            )  # fmt: skip
+    path = Path(folder, *map(str, names))
+    below = path.absolute().relative_to(Path(inside or folder).absolute())
+    ways = [Path(inside or folder) / way for way in [*reversed(below.parents), below][1:]]
+    if link := next(filter(os.path.islink, ways), None):
+        raise FileError(
+            "A symbolic link is in the place of a file or folder of the workspace", where=link,
+            next_step="remove the link",
+        )  # fmt: skip
+    return path
+
+
+def is_plain_name(name: object) -> bool:
+    """Return True for a name that is one file's or folder's on every system."""
+    if not isinstance(name, str) or name in ("", ".", "..") or name != name.rstrip(". ") or _FORBIDDEN.search(name):
+        return False
+    return len(name.encode()) <= LONGEST_NAME

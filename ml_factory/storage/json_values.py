@@ -15,22 +15,13 @@ def parse_json(text: bytes | str, *, finite: bool = True) -> Any:
     text : UTF-8 where it is bytes.
     finite : refuse NaN and infinities, which JSON does not have.
 
-    Raises ValueError, in one line, also for a repeated name or an integer of more than 64 bits.
+    Raises ValueError, in one line, also for an integer of more than 64 bits.
     """
     text = text if isinstance(text, str) else text.decode("utf-8-sig")
     try:
         return (_STRICT if finite else _WITH_NAN).decode(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-
-
-def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"the name {name[:40]!r} stands there twice")
-        found[name] = value
-    return found
 
 
 def _parse_short_integer(text: str) -> int:
@@ -46,11 +37,10 @@ def _parse_finite_float(text: str) -> float:
     return value
 
 
-_WITH_NAN = json.JSONDecoder(object_pairs_hook=_unique_names, parse_int=_parse_short_integer)
+_WITH_NAN = json.JSONDecoder(parse_int=_parse_short_integer)
 _STRICT = json.JSONDecoder(
-    object_pairs_hook=_unique_names, parse_int=_parse_short_integer, parse_float=_parse_finite_float,
-    parse_constant=_parse_finite_float,
-)  # fmt: skip
+    parse_int=_parse_short_integer, parse_float=_parse_finite_float, parse_constant=_parse_finite_float
+)
 
 
 def fingerprint_json(obj: object) -> str:

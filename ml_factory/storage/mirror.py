@@ -16,11 +16,10 @@ from pathlib import Path
 from ml_factory.background import BackgroundThread
 from ml_factory.errors import CheckpointError, UnresponsiveMountError, WorkspaceError
 from ml_factory.process_identity import process_id
-from ml_factory.storage.files import LEDGER, REMOVALS, files, local_cache_folder
+from ml_factory.storage.files import LEDGER, REMOVALS, files, is_plain_name, local_cache_folder, stored_path
 from ml_factory.storage.json_values import fingerprint_json, parse_json
 from ml_factory.storage.locks import file_lock, is_lock_file_held
 from ml_factory.storage.remote import LEASES, Remote
-from ml_factory.storage.stored_paths import is_plain_name, stored_path
 
 _FETCHES = 5  # of a file that changes meanwhile
 _HEAD = 1 << 20  # bytes that a pull brings of a file that verifies itself, such as a checkpoint: its header
@@ -56,33 +55,22 @@ class Mirror:
         self.remote = Remote(address)
         self._background = BackgroundThread("mirror")
         self._pass_lock = _pass_locks.setdefault((self.folder, process_id()), threading.RLock())
-        self._guard = threading.Lock()  # no request is added to a list that was taken
-        self._requests: dict[tuple[str, ...], list[tuple[Callable, Callable]]] = {}  # places whose push has not begun
         self._behind = False  # and the user was warned
 
     def push_in_background(
         self, *places: str, check: Callable[[], object] = lambda: None, done: Callable[[], object] = lambda: None
     ) -> None:
-        """Push in a background thread. Requests for the same places that arrive while it works are
-        merged into one further pass.
+        """Push in a background thread, in the order of the requests: a later one finds nothing left to upload.
 
         check : called before the pass; what it raises refuses the pass.
         done : called when everything is on the remote, and was compared there.
         A remote that refuses costs one warning, and the next push uploads what is missing.
         """
-        with self._guard:
-            waiting = self._requests.setdefault(places, [])
-            waiting.append((check, done))
-            is_first = len(waiting) == 1
-        if is_first:
-            self._background.submit(lambda: self._push_requested(*places))
+        self._background.submit(lambda: self._push_then(places, check, done))
 
-    def _push_requested(self, *places: str) -> None:
-        with self._guard:
-            waiting = self._requests.pop(places)
+    def _push_then(self, places: tuple[str, ...], check: Callable[[], object], done: Callable[[], object]) -> None:
         try:
-            for check, _ in waiting:
-                check()
+            check()
             self.push(*places)
         except (WorkspaceError, OSError) as error:
             if not self._behind and self.folder.name != LEASES:  # the files next to them have the line
@@ -92,8 +80,7 @@ class Mirror:
         if self._behind and self.folder.name != LEASES:
             _log.warning("The workspace has the newest files again: %s", self.address)
         self._behind = False
-        for _, done in waiting:
-            done()
+        done()
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait for the pushes in the background; return False where something is on this machine alone."""

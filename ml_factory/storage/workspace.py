@@ -21,9 +21,8 @@ from ml_factory.errors import (
     did_you_mean,
 )
 from ml_factory.process_identity import process_rank
-from ml_factory.storage.files import files
+from ml_factory.storage.files import files, mount_of
 from ml_factory.storage.mirror import open_mirror
-from ml_factory.storage.mounts import mount_of
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 COLAB_ROOT = Path("/content/drive/MyDrive/ml_factory")
@@ -65,10 +64,10 @@ def on_colab() -> bool:
     return "COLAB_RELEASE_TAG" in os.environ or Path("/var/colab/hostname").exists()
 
 
-def default_workspace_root() -> Path:
+def default_workspace_root() -> Path | str:
     """Return the root when none is given."""
     if os.environ.get("ML_FACTORY_ROOT"):
-        return Path(os.environ["ML_FACTORY_ROOT"])
+        return os.environ["ML_FACTORY_ROOT"]
     if on_colab():
         if not files.is_folder(COLAB_ROOT.parent):
             # Making the folder now would put a plain folder where Drive is to be mounted, and block the mount.
@@ -99,10 +98,9 @@ class Workspace:
     def __init__(self, root: "str | os.PathLike | Workspace | None" = None):
         given = root.address if isinstance(root, Workspace) else root
         text = os.fspath(given).strip() if given is not None else ""
-        if not text and "://" in os.environ.get("ML_FACTORY_ROOT", ""):
-            text = os.environ["ML_FACTORY_ROOT"].strip()
+        text = text or str(default_workspace_root()).strip()
         if "://" not in text:
-            text = os.path.abspath(Path(text).expanduser() if text else default_workspace_root())
+            text = os.path.abspath(Path(text).expanduser())
         self.address: str = text
         self._mirror = open_mirror(text) if "://" in text or mount_of(text) else None
         # A verb's own functions open its workspace again: what it has pulled is there.
@@ -187,8 +185,6 @@ class Workspace:
         self._pull(*(f"data/raw/{name}" for name in names))
         if minutes is not None:
             return self.raw / names[BAR_MINUTES.index(minutes)]
-        if files.is_file(self.raw / names[0]):
-            return self.raw / names[0]
         existing = set(files.names(self.raw))
         return self.raw / next((name for name in names if name in existing), names[0])
 

@@ -80,26 +80,13 @@ def _touch(open_, high, low, up, down, slack):
 
 
 @njit(cache=True, nogil=True)
-def _walk(open_, high, low, first, stop, up, down, slack, best, worst):
-    """Walk bars first..stop-1 to the first exit; return barrier, price, position, best and worst price before it."""
+def _walk(open_, high, low, first, stop, up, down, slack):
+    """Walk bars first..stop-1 to the first exit; return barrier, price and position."""
     for j in range(first, stop):
         barrier, price = _touch(open_[j], high[j], low[j], up, down, slack)
         if barrier != NONE:
-            return barrier, price, j, best, worst
-        best, worst = max(best, high[j]), min(worst, low[j])
-    return NONE, np.nan, stop - 1, best, worst
-
-
-@njit(cache=True, nogil=True)
-def _exit_excursions(barrier, price, open_, high, low, up, down, best, worst):
-    """Return best and worst price including the exit bar: nothing beyond the exit, the other side in full."""
-    if barrier == AMBIGUOUS:
-        return max(best, up), min(worst, down)
-    if price == open_:
-        return max(best, price), min(worst, price)
-    if barrier == UPPER:
-        return max(best, price), min(worst, low)
-    return max(best, high), min(worst, price)
+            return barrier, price, j
+    return NONE, np.nan, stop - 1
 
 
 @njit(cache=True, nogil=True)
@@ -111,34 +98,20 @@ def barrier_exit_kernel(bars, entry, end, prices, slack, horizon, minute_bars, e
     bars : open, high, low, close, each float64[N]
     prices : upper and lower barrier of every bar, each float64[N]; infinite where there are none
     minute_bars : open, high, low, and int64[N] where those of each bar begin and stop; both empty where there are none
-    exits : written, R values each: barrier int8, SESSION where `end` comes before entry + horizon; exit bar int64; ret,
-        mae, mfe float64, log returns of a long position
+    exits : written, R values each: barrier int8, SESSION where `end` comes before entry + horizon; exit bar int64; ret
+        float64, log return of a long position
     """
     open_, high, low, close = bars
     up, down = prices
     f_open, f_high, f_low, f_first, f_stop = minute_bars
-    barrier, exit_bar, ret, mae, mfe = exits
+    barrier, exit_bar, ret = exits
     for r in range(len(entry)):
         i = entry[r]
-        above, below = up[i], down[i]
-        side, price, j, best, worst = _walk(
-            open_, high, low, i + 1, end[r] + 1, above, below, slack, close[i], close[i]
-        )
+        side, price, j = _walk(open_, high, low, i + 1, end[r] + 1, up[i], down[i], slack)
         if side == NONE:
             side, price = (VERTICAL if j == i + horizon else SESSION), close[j]
-        else:
-            minute_side, minute_price, f, minute_best, minute_worst = NONE, np.nan, 0, best, worst
-            if len(f_first):
-                minute_side, minute_price, f, minute_best, minute_worst = _walk(
-                    f_open, f_high, f_low, f_first[j], f_stop[j], above, below, slack, best, worst
-                )
-            if minute_side == NONE:  # minute bars without the touch decide nothing
-                best, worst = _exit_excursions(side, price, open_[j], high[j], low[j], above, below, best, worst)
-            else:
+        elif len(f_first):
+            minute_side, minute_price, _ = _walk(f_open, f_high, f_low, f_first[j], f_stop[j], up[i], down[i], slack)
+            if minute_side != NONE:  # minute bars without the touch decide nothing
                 side, price = minute_side, minute_price
-                best, worst = _exit_excursions(
-                    side, price, f_open[f], f_high[f], f_low[f], above, below, minute_best, minute_worst
-                )
-        barrier[r], exit_bar[r] = side, j
-        ret[r] = math.log(price / close[i])
-        mae[r], mfe[r] = math.log(worst / close[i]), math.log(best / close[i])
+        barrier[r], exit_bar[r], ret[r] = side, j, math.log(price / close[i])

@@ -124,7 +124,7 @@ def search_barriers_on_training_rows(
     train_rows: pd.DatetimeIndex,
     spec: BarrierSearchSpec,
     *,
-    evaluated: pd.DatetimeIndex | None = None,
+    evaluated: pd.DatetimeIndex,
     done: Callable[[int], None] = lambda count: None,
 ) -> tuple[SearchedLabelSpec, pd.DataFrame]:
     """Return the label spec with the most informative labels of the training rows, among those that keep the balance,
@@ -138,28 +138,16 @@ def search_barriers_on_training_rows(
     market : the market
     train_rows : known_at of the training rows, which are rows of `base`
     spec : the search
-    evaluated : known_at of the evaluated rows (validation, test). Only labels with label_end strictly before the next
-        of them are used, and none that ends after the last training row where no evaluated row follows. Later bars are
-        removed first
+    evaluated : known_at of the evaluated rows (validation, test), none of which is a training row. Only labels with
+        label_end strictly before the next of them are used, and none that ends after the last training row where no
+        evaluated row follows. Later bars are removed first
     done : called with 1 after each point of the grid
 
     Raises
     ------
-    SettingsError : no point keeps the balance (the message has the nearest one), or rows that do not exist
+    SettingsError : no point keeps the balance (the message has the nearest one)
     """
-    rows, others = (
-        np.unique(pd.DatetimeIndex([] if moments is None else moments).as_unit("ns").asi8)
-        for moments in (train_rows, evaluated)
-    )
-    unknown, shared = np.setdiff1d(rows, base.known_at), np.intersect1d(rows, others)
-    if not len(rows) or len(unknown) or len(shared):
-        raise SettingsError(
-            "Barriers cannot be searched on these rows",
-            where="train_rows",
-            got=f"{len(rows)} rows, {len(unknown)} without a bar, {len(shared)} of them evaluated",
-            wanted="rows of the base frame, none of which is evaluated",
-            next_step="give labels.index[train] and evaluated=labels.index[test]",
-        )
+    rows, others = (np.unique(moments.as_unit("ns").asi8) for moments in (train_rows, evaluated))
     by = np.append(others - 1, rows[-1])[np.searchsorted(others, rows)]
     until = int(by.max())
     moment = [pd.Timestamp(int(t), tz="UTC").isoformat() for t in (rows[0], rows[-1], until)]
@@ -220,13 +208,10 @@ def fingerprint_searched_bars(
 
     The same whatever bars follow, so that a label spec can be matched with the data that it was searched on.
     """
-    parts = [f"{market.calendar} {market.tick}".encode()]
+    digest = hashlib.sha256(f"{market.calendar} {market.tick}".encode())
     for frame in (base, minute_bars):
         known = None if frame is None else _up_to(frame, until)
         names = ("known_at", "open", "high", "low", "close", "segment") if known is not None and len(known) else ()
-        parts += [np.ascontiguousarray(getattr(known, name)) for name in names]
-    return _digest(*parts)
-
-
-def _digest(*parts: np.ndarray | bytes) -> str:
-    return hashlib.sha256(b"".join(map(bytes, parts))).hexdigest()
+        for name in names:
+            digest.update(np.ascontiguousarray(getattr(known, name)))
+    return digest.hexdigest()

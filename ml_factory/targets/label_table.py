@@ -25,7 +25,7 @@ class LabelExits:
     entry, exit_bar, last : int64[R], positions in the frame of the row, of its exit bar and of the last bar that its
         label may reach; the label lives on bars entry + 1 to exit_bar
     barrier : int8[R], positions in BARRIERS
-    ret, mae, mfe : float64[R], log returns of a long position
+    ret : float64[R], log return of a long position
     """
 
     entry: np.ndarray
@@ -33,8 +33,6 @@ class LabelExits:
     last: np.ndarray
     barrier: np.ndarray
     ret: np.ndarray
-    mae: np.ndarray
-    mfe: np.ndarray
 
 
 def find_labelable_rows(
@@ -68,13 +66,12 @@ def simulate_label_exits(
     """Find the exits of the rows `entry` on bars entry + 1 to `end`, between two barrier prices float64[N]."""
     finer, first, stop = _bars_inside(base, minute_bars)
     # Allocated here: NumPy requests huge memory pages, which compiled code does not.
-    barrier, exit_bar = np.empty(len(entry), np.int8), np.empty(len(entry), np.int64)
-    ret, mae, mfe = (np.empty(len(entry)) for _ in range(3))
+    barrier, exit_bar, ret = np.empty(len(entry), np.int8), np.empty(len(entry), np.int64), np.empty(len(entry))
     barrier_exit_kernel(
         (base.open, base.high, base.low, base.close), entry, end, (up, down), float(market.tick or 0.0) * SLACK,
-        int(horizon), (finer.open, finer.high, finer.low, first, stop), (barrier, exit_bar, ret, mae, mfe),
+        int(horizon), (finer.open, finer.high, finer.low, first, stop), (barrier, exit_bar, ret),
     )  # fmt: skip
-    return LabelExits(entry, exit_bar, last, barrier, ret, mae, mfe)
+    return LabelExits(entry, exit_bar, last, barrier, ret)
 
 
 def build_label_table(
@@ -89,7 +86,7 @@ def build_label_table(
 ) -> pd.DataFrame:
     """Return the proven rows as a table with index known_at (UTC, ns).
 
-    Columns: label, label_end, ret, barrier, uniqueness, mae, mfe, then `facts` (R values each), entry_bar, exit_bar.
+    Columns: label, label_end, ret, barrier, uniqueness, then `facts` (R values each), entry_bar, exit_bar.
 
     kept : bool[R], rows that have a label. Rows without a label, like those still open, count towards concurrency
     """
@@ -100,8 +97,6 @@ def build_label_table(
         "ret": rows.ret,
         "barrier": rows.barrier,
         "uniqueness": average_uniqueness(rows.entry + 1, rows.exit_bar, len(base)),
-        "mae": rows.mae,
-        "mfe": rows.mfe,
         **facts,
         "entry_bar": rows.entry,
         "exit_bar": rows.exit_bar,

@@ -5,17 +5,16 @@ log price so that a log-driftless walk gives balanced classes, and with a `label
 after it.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from ml_factory.argument_checks import LABEL_KINDS, check_field_types
+from ml_factory.argument_checks import LABEL_KINDS, check_settings
 from ml_factory.data.resample import ResampledBars
 from ml_factory.data.sessions import DAY_NS, MarketSpec, scheduled_session_days
-from ml_factory.errors import FactoryError, did_you_mean, wrong_field_error
+from ml_factory.errors import FactoryError, wrong_field_error
 from ml_factory.targets.barrier_kernels import barrier_prices_kernel
 from ml_factory.targets.label_table import (
     SESSION_ENDS,
@@ -43,7 +42,7 @@ class LabelSpec:
         holes, and ends only at a roll's step in the price. The volatility is that of bars within sessions in any case
     kind : one of LABEL_KINDS (`make_labels.make_labels`); kinds other than triple_barrier ignore some fields above
     primary, primary_least, against : of "meta": the side of the bet is the sign of this column of the base bars where
-        it is at least so far from 0, or the opposite side (`targets.primary_rule`)
+        it is at least so far from 0, or the opposite side (`targets.make_labels.primary_rule_side`)
     """
 
     horizon: int = 20
@@ -58,26 +57,14 @@ class LabelSpec:
     against: bool = False
 
     def __post_init__(self) -> None:
-        check_field_types(self)
-        kind = did_you_mean(self.kind, LABEL_KINDS)
-        if self.kind == "forward_return":
-            kind = "a return is a number and models take classes: use direction, its sign"
-        column, least = "a column of the base bars, whose sign is the side of the bet", 2 if self.kind == _TREND else 1
-        rules = {
-            "kind": (self.kind in LABEL_KINDS, ", ".join(LABEL_KINDS), kind),
-            "horizon": (least <= self.horizon <= 10_000, f"a whole number of bars from {least} to 10,000", "use 20"),
-            "sigma_span": (2 <= self.sigma_span <= 100_000, "a whole number of bars from 2 to 100,000", "use 100"),
-            "session_end": (self.session_end in SESSION_ENDS, " or ".join(SESSION_ENDS), "use session"),
-            "primary": (bool(self.primary) or self.kind != "meta", column, "give primary= (prepare --primary), "
-                        "such as macd_12_26"),
-        }  # fmt: skip
-        for name, low in {"k_up": 1e-6, "k_down": 1e-6, "cost_ticks": 0.0, "primary_least": 0.0}.items():
-            wanted = "a finite number, 0 or more" if low == 0 else "a finite number above 0"
-            rules[name] = (low <= getattr(self, name) < math.inf, wanted, "leave it out for its default")
-        for name, (valid, wanted, step) in rules.items():
-            if not valid:
-                what = "A label cannot be made like this"
-                raise wrong_field_error(self, name, what, wanted=wanted, next_step=step)
+        least = 2 if self.kind == _TREND else 1
+        check_settings(
+            self, kind=LABEL_KINDS, horizon=f"[{least}, 10000]", sigma_span="[2, 100000]", session_end=SESSION_ENDS,
+            k_up="[1e-6, inf)", k_down="[1e-6, inf)", cost_ticks="[0, inf)", primary_least="[0, inf)",
+        )  # fmt: skip
+        if self.kind == "meta" and not self.primary:
+            wanted, step = "a column of the base bars", "give primary= (prepare --primary), such as macd_12_26"
+            raise wrong_field_error(self, "primary", "A bet has no side", wanted=wanted, next_step=step)
         if self.kind != "meta" and (self.primary or self.against or self.primary_least):
             step = "set kind to meta (prepare --target meta), or leave the primary side out"
             raise wrong_field_error(self, "kind", "Only meta-labels have a primary side", wanted="meta", next_step=step)
@@ -126,7 +113,6 @@ def triple_barrier_labels(
     DataFrame, index `known_at` (UTC, ns; unique, increasing, some of the base rows), with
         label int8 (-1, 0, 1), label_end (UTC, ns), ret (log return to the exit), barrier (one of BARRIERS),
         uniqueness (mean of 1/concurrency over the label's lifetime, open rows included),
-        mae, mfe (worst and best log excursion of a long position, mae <= 0 <= mfe),
         up, down (log distances of the barriers, positive), entry_bar, exit_bar (int64 positions in base; a label
         lives on bars entry_bar + 1 to exit_bar).
     `label_end` is when the outcome is proven, so rows with label_end <= cut are the same bits whatever follows the cut:

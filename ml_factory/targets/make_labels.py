@@ -9,8 +9,10 @@ import numpy as np
 import pandas as pd
 from numba import njit
 
-from ml_factory.data.resample import ResampledBars
+from ml_factory.data.resample import ResampledBars, apply_roll_adjustment
 from ml_factory.data.sessions import MarketSpec
+from ml_factory.features.build import FeatureRows, FeatureSpec, find_column_family
+from ml_factory.features.engine import compute_family_columns
 from ml_factory.targets.barrier_kernels import SESSION, SLACK, VERTICAL
 from ml_factory.targets.label_table import (
     LabelExits,
@@ -20,7 +22,6 @@ from ml_factory.targets.label_table import (
     simulate_label_exits,
 )
 from ml_factory.targets.labels import LabelSpec, barrier_distances, triple_barrier_labels, triple_barrier_prices
-from ml_factory.targets.primary_rule import primary_rule_side
 
 SHORTEST_TREND = 5
 NEUTRAL_BAND = 0.43  # half its width, in units of sigma * sqrt(horizon): leaves a third of normal returns neutral
@@ -85,8 +86,8 @@ def trend_scanning_labels(base: ResampledBars, spec: LabelSpec, market: MarketSp
     """Label rows by the sign of the trend with the largest |t| among those of `SHORTEST_TREND` to `horizon` bars.
 
     Lopez de Prado, *Machine Learning for Asset Managers*, 2020, section 5.4. Returns the columns of
-    `triple_barrier_labels` without up and down, and t_value and trend_bars, the chosen trend's length; ret, mae and mfe
-    are the trend's. The choice needs every horizon, so a label lives, for overlap and for its proof, until the longest
+    `triple_barrier_labels` without up and down, and t_value and trend_bars, the chosen trend's length; ret is the
+    trend's. The choice needs every horizon, so a label lives, for overlap and for its proof, until the longest
     is known. (The book's t1 is the trend's own end; purged by it, rows would train on later information.) A row with
     fewer bars left in its segment than the shortest trend has no label.
     """
@@ -146,8 +147,8 @@ def meta_labels(
     """Label each bet 1 if it returns more than the round-trip cost, else 0 (AFML 3.6); rows without a side have none.
 
     A model trained on them learns when the primary side is right, and its probability sizes the bet. Returns the
-    columns of `triple_barrier_labels` and `side`. label is int8, 0 or 1; ret, mae and mfe are those of the bet, so a
-    short that falls has ret > 0; barrier, up and down stay those of the price. An ambiguous row has label 0, ret NaN
+    columns of `triple_barrier_labels` and `side`. label is int8, 0 or 1; ret is that of the bet, so a short that
+    falls has ret > 0; barrier, up and down stay those of the price. An ambiguous row has label 0, ret NaN
     and weight 0. Uniqueness counts the bets alone.
 
     side : int8[N], -1, 0 or +1 for each row of `base`: the primary model's side at that moment, from bars up to it
@@ -160,8 +161,43 @@ def meta_labels(
     end = np.minimum(entry + spec.horizon, last)
     rows = simulate_label_exits(base, minute_bars, entry, last, end, up, down, market, spec.horizon)
     bet = side[entry]
-    ret, short = bet * rows.ret, bet < 0
+    ret = bet * rows.ret
     cost = np.log1p((spec.cost_ticks + SLACK) * (market.tick or 0.0) / base.close[entry])
-    seen = replace(rows, ret=ret, mae=np.where(short, -rows.mfe, rows.mae), mfe=np.where(short, -rows.mae, rows.mfe))
     facts = barrier_distances(base, entry, up, down) | {"side": bet}
-    return build_label_table(base, seen, (ret > cost).astype(np.int8), spec, market, facts)
+    return build_label_table(base, replace(rows, ret=ret), (ret > cost).astype(np.int8), spec, market, facts)
+
+
+# ---- the primary rule of meta-labels (AFML 3.6): the side is the sign of a column of the row -------------------------
+
+
+def primary_rule_side(base: ResampledBars, spec: LabelSpec, market: MarketSpec) -> pd.Series:
+    """Return the side, int8, index known_at of `base`: +1 or -1, and 0 without a bet.
+
+    The sign of the column `spec.primary` where it is at least `spec.primary_least` from 0; the other side with
+    `spec.against`. Columns are centred and look back only, so a side is known with its row; until a column's window is
+    full there is none. Raises SettingsError for a column that the base bars do not have.
+    """
+    family = find_column_family(market, spec.primary)
+    columns = compute_family_columns(family, apply_roll_adjustment(base), market, coarse=False)
+    return _sides(columns[spec.primary], base.known_at, spec)
+
+
+def primary_rule_features(market: MarketSpec, features: FeatureSpec, spec: LabelSpec) -> FeatureSpec:
+    """Return the columns that a feed needs for the side; float64 rows of them go into `primary_side_of_rows`.
+
+    Raises SettingsError for a column that the base bars do not have.
+    """
+    family = find_column_family(market, spec.primary)
+    return FeatureSpec(features.base_minutes, frames=(), families=(family.__name__,))
+
+
+def primary_side_of_rows(rows: FeatureRows, spec: LabelSpec) -> pd.Series:
+    """Return the side of each row of `primary_rule_features`: that of `primary_rule_side` on the bars so far."""
+    return _sides(rows.values[:, rows.names.index(spec.primary)], rows.known_at, spec)
+
+
+def _sides(values: np.ndarray, known_at: np.ndarray, spec: LabelSpec) -> pd.Series:
+    bet = np.isfinite(values) & (np.abs(values) >= spec.primary_least)
+    side = np.where(bet, np.sign(values), 0.0).astype(np.int8)
+    index = pd.DatetimeIndex(known_at.view("M8[ns]"), tz="UTC", name="known_at")
+    return pd.Series(-side if spec.against else side, index=index, name="side")

@@ -21,7 +21,7 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from ml_factory.argument_checks import check_field_types
+from ml_factory.argument_checks import check_settings, check_values
 from ml_factory.errors import BarsError, SettingsError
 from ml_factory.targets.label_table import usable_label_rows
 
@@ -44,20 +44,9 @@ class SplitSpec:
     embargo_bars: int = 64
 
     def __post_init__(self):
-        check_field_types(self)
-        shares = {
-            "train": self.train,
-            "validation": self.validation,
-            "train + validation": self.train + self.validation,
-        }
-        for name, share in shares.items():
-            if not 0 < share < 1:
-                raise SettingsError(
-                    "The rows cannot be split like this", where=f"SplitSpec.{name}", got=share,
-                    wanted="a share between 0 and 1, so that test rows remain",
-                    next_step="use for example train=0.7, validation=0.15",
-                )  # fmt: skip
-        _check_split_embargo(self.embargo_bars, "SplitSpec.embargo_bars")
+        check_settings(self, train="(0, 1)", validation="(0, 1)", embargo_bars="[0, inf)")
+        both = {"train + validation": self.train + self.validation}  # so that test rows remain
+        check_values(both, **dict.fromkeys(both, "(0, 1)"))
 
 
 def chronological_split(labels: pd.DataFrame, spec: SplitSpec) -> dict[str, np.ndarray]:
@@ -114,7 +103,7 @@ def purged_kfold(labels: pd.DataFrame, folds: int, embargo: int) -> list[Fold]:
     Raises SettingsError when a fold would keep no training row.
     """
     _check_split_count(folds, "folds", 2, len(labels), "use folds=5")
-    _check_split_embargo(embargo, "embargo")
+    _check_split_count(embargo, "embargo", 0, 10**9, "use the length of the model's input window")
     known_at, label_end = _label_start_and_end(labels)
     rows, pairs = np.arange(len(labels)), []
     for number, test in enumerate(np.array_split(rows, folds)):
@@ -223,7 +212,7 @@ def combinatorial_purged_folds(labels: pd.DataFrame, blocks: int, test_blocks: i
     """
     _check_split_count(blocks, "blocks", 2, max(len(labels), 2), "use blocks=6")
     _check_split_count(test_blocks, "test_blocks", 1, blocks - 1, "use test_blocks=2")
-    _check_split_embargo(embargo, "embargo")
+    _check_split_count(embargo, "embargo", 0, 10**9, "use the length of the model's input window")
     if math.comb(blocks, test_blocks) > MOST_FOLDS:
         raise SettingsError(
             "There would be too many folds",
@@ -237,7 +226,8 @@ def combinatorial_purged_folds(labels: pd.DataFrame, blocks: int, test_blocks: i
     parts = np.array_split(rows, blocks)
     for part in parts:
         outside = np.delete(rows, part)
-        left_out.append(outside[~purge_keep_mask(known_at, label_end, outside, part, embargo)])
+        kept = purge_training_rows(known_at, label_end, outside, part, embargo)
+        left_out.append(np.setdiff1d(outside, kept, assume_unique=True))
     edges = np.cumsum([0, *map(len, parts)])
     folds = CombinatorialFolds(edges, np.array(list(combinations(range(blocks), test_blocks))), tuple(left_out))
     for number in range(len(folds)):
@@ -254,16 +244,7 @@ def combinatorial_purged_folds(labels: pd.DataFrame, blocks: int, test_blocks: i
 def purge_training_rows(
     known_at: np.ndarray, label_end: np.ndarray, rows: np.ndarray, block: np.ndarray, embargo: int
 ) -> np.ndarray:
-    """Return the training rows that stay next to `block` by the rule of this module; arguments as in
-    `purge_keep_mask`.
-    """
-    return rows[purge_keep_mask(known_at, label_end, rows, block, embargo)]
-
-
-def purge_keep_mask(
-    known_at: np.ndarray, label_end: np.ndarray, rows: np.ndarray, block: np.ndarray, embargo: int
-) -> np.ndarray:
-    """Return bool[len(rows)]: rows that stay by the rule of this module.
+    """Return the training rows that stay next to `block` by the rule of this module.
 
     known_at, label_end : int64[N] ns of all labelled rows
     rows, block : int64 positions into them; the block's rows are contiguous
@@ -271,7 +252,7 @@ def purge_keep_mask(
     """
     # known_at increases, so "embargo places before it is known after T" is one position from which on rows stay.
     free = int(np.searchsorted(known_at, label_end[block].max(), side="right")) + embargo
-    return (label_end[rows] < known_at[block[0]]) | (rows >= free)
+    return rows[(label_end[rows] < known_at[block[0]]) | (rows >= free)]
 
 
 def _label_start_and_end(labels: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
@@ -290,11 +271,6 @@ def _check_split_count(value: object, where: str, least: int, most: int, next_st
             wanted=f"a whole number from {least} to {most}",
             next_step=next_step,
         )
-
-
-def _check_split_embargo(value: object, where: str) -> None:
-    """Raise SettingsError unless `value` is a number of rows."""
-    _check_split_count(value, where, 0, 10**9, "use the length of the model's input window")
 
 
 def _no_training_row_error(fold: int, rows: int, how: str) -> SettingsError:

@@ -96,10 +96,6 @@ class SliceSettings:
         """Name of the secret with the key of W&B, or "" without one."""
         return self["WANDB_SECRET"] or (f"{self['TPU_NAME']}-wandb-api-key" if self.key else "")
 
-    def describe(self) -> str:
-        """Return the type with its chips and workers."""
-        return f"{self['ACCELERATOR_TYPE']}: {self.chips} chips on {self.workers} workers, which cost until `cleanup`"
-
     def command_words(self) -> list[str]:
         """Return the words of the training's command. Raises SettingsError for an open quote."""
         try:

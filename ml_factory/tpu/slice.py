@@ -50,21 +50,22 @@ class Slice:
     """One slice with its settings and its gcloud.
 
     folder : for the files that are copied to the workers.
-    poll : seconds between two looks at a state. longest : seconds that one verb waits for a slice, or watches.
+    poll : seconds between two looks at a state.
     """
 
     def __init__(
-        self, settings: SliceSettings, gcloud: Gcloud, folder: Path, poll: float = 30.0, longest: float = float("inf"),
+        self, settings: SliceSettings, gcloud: Gcloud, folder: Path, poll: float = 30.0,
         say: Callable[[str], None] = print,
     ):  # fmt: skip
         self.settings, self.gcloud, self.folder, self.say = settings, gcloud, folder, say
-        self.poll, self.end, self.requests = poll, time.monotonic() + longest, 0  # requests of this command
+        self.poll, self.requests = poll, 0  # requests of this command
         self._bucket = f"gs://{settings['BUCKET']}"
         self._request = f"{settings['TPU_NAME']}-qr"  # the queued resource, as in the guide
 
     def setup(self, wait: bool = True) -> SliceState:
         """Make bucket and secret where they are missing, request the slice, launch the training."""
-        self.say(self.settings.describe())
+        kind, chips, workers = self.settings["ACCELERATOR_TYPE"], self.settings.chips, self.settings.workers
+        self.say(f"{kind}: {chips} chips on {workers} workers, which cost until `cleanup`")
         self._check_launch()
         self._make_surroundings()
         return self._bring_up(wait)
@@ -86,9 +87,9 @@ class Slice:
                 shown += len(lines)
                 for line in lines:
                     self.say(line)
-            if state.phase != "RUNNING" or not self._may_wait() or self.gcloud.dry_run:
+            if state.phase != "RUNNING" or self.gcloud.dry_run:
                 return state
-            self._pause()
+            time.sleep(self.poll)
 
     def logs(self, worker: int, lines: int | str = 100) -> str:
         """Return the last lines of a worker's log, or of "+N" those from line N on. Raises GcloudError."""
@@ -185,9 +186,9 @@ class Slice:
                 self.requests += 1
                 if self.gcloud.dry_run:
                     break
-            elif state.phase == "WAITING" and wait and self._may_wait():
+            elif state.phase == "WAITING" and wait:
                 self.say(state.describe(self.settings["TPU_NAME"]))
-                self._pause()
+                time.sleep(self.poll)
             elif state.phase == "PREEMPTED" or (state.phase == "REQUEST_FAILED" and again):
                 if self.requests >= int(self.settings["REQUESTS"]):
                     used = SliceState("PREEMPTED", f"{self.requests} requests were used, as REQUESTS has it")
@@ -240,9 +241,3 @@ class Slice:
         except GcloudError as error:
             if error.kind != "missing":
                 raise
-
-    def _may_wait(self) -> bool:
-        return time.monotonic() < self.end
-
-    def _pause(self) -> None:
-        time.sleep(min(self.poll, max(0.0, self.end - time.monotonic())))

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from ml_factory.argument_checks import check_file_exists
-from ml_factory.errors import FileError, SettingsError
+from ml_factory.errors import SettingsError
 from ml_factory.storage.files import files
 from ml_factory.tpu.settings import VARIABLES, SliceSettings
 
@@ -183,8 +183,6 @@ def _check_command(settings: SliceSettings, packed: set[str]) -> None:
 
 def _add_config(archive: tarfile.TarFile, path: Path, bucket: str) -> None:
     content = files.read(path, 1 << 20)
-    if b"\0" in content:
-        raise FileError("The config is no text", where=path)
     content = content.replace(b"gs://your-bucket-name", f"gs://{bucket}".encode())
     for name in CONFIG_NAMES:
         entry = tarfile.TarInfo(name)

@@ -4,7 +4,6 @@ The log is authoritative. The mirror is a separate process (`wandb_process`, `wa
 never delays the run.
 """
 
-import io
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ml_factory.checkpoints.lease import LeaseTakenOverError
-from ml_factory.errors import FactoryError, WorkspaceError
+from ml_factory.errors import WorkspaceError
 from ml_factory.process_identity import process_id
 from ml_factory.redaction import redact_values
 from ml_factory.storage.artifact_registry import Artifact
@@ -58,7 +57,6 @@ class Tracker:
         self._mirror: WandbMirrorProcess | None = None
         self._finished = False
         self._path = self.folder / next_log_attempt(self.folder, process_id()[:8])
-        self._file: io.FileIO | None = None
         record = {
             "run_id": run_id,
             "settings": to_json_value(settings),
@@ -74,8 +72,6 @@ class Tracker:
 
     def log(self, step: int, metrics: dict) -> None:
         """Record metrics of one step. On return they are on the disk (outside this process); never waits for W&B."""
-        if self._finished:
-            raise FactoryError("This run's log is finished", where=self.run_id, next_step="open a new Tracker")
         line = format_log_line(int(step), redact_values(metrics)).encode()
         try:
             with disk_errors(self.folder):
@@ -83,22 +79,19 @@ class Tracker:
         except WorkspaceError as error:
             warn_wandb_once(f"A step of {self.run_id} is not in its log: {error}", f"step {self.run_id}")
         if self._mirror is not None:
-            self._mirror.check()
+            self._mirror.wait(0)
 
     def _append(self, line: bytes) -> None:
         """Append a whole line or nothing. Raises OSError."""
-        if self._file is None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._file = io.FileIO(
-                os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666), "w"
-            )
-        size = os.fstat(self._file.fileno()).st_size
-        try:
-            while line:
-                line = line[self._file.write(line) :]
-        except OSError:
-            os.ftruncate(self._file.fileno(), size)
-            raise
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self._path, "ab", buffering=0) as file:
+            size = file.tell()
+            try:
+                while line:
+                    line = line[file.write(line) :]
+            except OSError:
+                os.ftruncate(file.fileno(), size)
+                raise
 
     def log_missing(self, history: Sequence[tuple[int, dict]]) -> None:
         """Log the steps of a checkpoint's history, (step, metrics), that the log lacks: a cloud drive may have lost
@@ -116,9 +109,9 @@ class Tracker:
 
         No checkpoint is then ever ahead of the log, and log entries ahead of the checkpoint are void after a resume.
         """
-        if self._file is not None:
-            with suppress(OSError):  # a line that is missing later is logged again from the checkpoint's history
-                flush_to_disk(self._file.fileno())
+        # A line that is missing later is logged again from the checkpoint's history.
+        with suppress(OSError), open(self._path, "rb") as file:
+            flush_to_disk(file.fileno())
         push_in_background(self.folder)
 
     def finish(self, summary: dict | None = None, status: str = "finished", artifact: Artifact | None = None) -> None:
@@ -154,8 +147,6 @@ class Tracker:
     def _close(self) -> None:
         self.flush()
         self._finished = True
-        if self._file is not None:
-            self._file.close()
 
     def _write_json(self, name: str, record: dict) -> None:
         try:

@@ -4,7 +4,6 @@ The mirror cannot affect the training: it may be absent, hang, break or outlive 
 its parent is gone. What these processes do is in `wandb_sync`. No package is imported here.
 """
 
-import importlib.util
 import json
 import logging
 import os
@@ -15,7 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from ml_factory.background import start_python_process
-from ml_factory.errors import SettingsError, WorkspaceError, did_you_mean
+from ml_factory.errors import WorkspaceError, check_known
+from ml_factory.lazy_module import is_package_installed
 from ml_factory.redaction import has_wandb_key, redact_secrets, redact_values
 from ml_factory.storage.files import files
 
@@ -47,7 +47,7 @@ class WandbMirrorProcess:
         name : of this attempt's files there.
         spec : JSON-able description of the run.
         """
-        if not wandb_installed():
+        if not is_package_installed("wandb"):
             warn_wandb_once("W&B is not installed: runs are logged locally only (pip install 'ml_factory[track]')")
             return None
         status, end = (folder / f"mirror-{name}.{what}" for what in ("status", "end"))
@@ -61,13 +61,8 @@ class WandbMirrorProcess:
             return None
         return cls(process, status, end, mode)
 
-    def check(self) -> None:
-        """Warn once if the mirror broke."""
-        if not self._ended:
-            self.wait(0)
-
     def wait(self, seconds: float) -> bool:
-        """Wait at most `seconds`; return True when the mirror has ended well."""
+        """Wait at most `seconds`; return True when the mirror has ended well. Warns once if it broke."""
         try:
             code = self._process.wait(seconds) if seconds > 0 else self._process.poll()
         except subprocess.TimeoutExpired:
@@ -130,25 +125,13 @@ def wandb_mirror_mode(mirror: str) -> str:
     """
     requested = os.environ.get("ML_FACTORY_WANDB", "").strip().lower() or "auto"
     for where, value in (("mirror", mirror), ("ML_FACTORY_WANDB", requested)):
-        if value not in MODES:
-            raise SettingsError("Unknown mirror mode", where=where, got=value, next_step=did_you_mean(value, MODES))
+        check_known("Unknown mirror mode", where, value, MODES)
     wandb_mode = os.environ.get("WANDB_MODE", "").lower()
     if "off" in (mirror, requested) or wandb_mode == "disabled":
         return "off"
     if "offline" in (mirror, requested) or wandb_mode in ("offline", "dryrun"):
         return "offline"
     return "online" if has_wandb_key() and _DISABLED not in _warned else "offline"
-
-
-def wandb_installed() -> bool:
-    """Return True when wandb can be imported, without importing it. A folder called wandb (W&B leaves such ones) is
-    not the package: it has no origin.
-    """
-    try:
-        spec = importlib.util.find_spec("wandb")
-    except (ImportError, ValueError):
-        return False
-    return spec is not None and spec.origin is not None
 
 
 def disable_wandb(text: str) -> None:

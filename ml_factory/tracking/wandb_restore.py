@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ml_factory.errors import FactoryError, SettingsError, WorkspaceError
-from ml_factory.lazy_module import missing_package_error
+from ml_factory.lazy_module import check_packages_installed
 from ml_factory.redaction import redact_secrets
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.files import files
@@ -20,7 +20,6 @@ from ml_factory.tracking.wandb_process import (
     disable_wandb,
     kill_wandb_process,
     start_wandb_process,
-    wandb_installed,
     wandb_mirror_mode,
 )
 from ml_factory.tracking.wandb_sync import CHECKPOINTS, RunSnapshot, artifact_name
@@ -40,8 +39,7 @@ def restore_from_wandb(
 
     Raises WorkspaceError when W&B does not answer, CheckpointError for a damaged download.
     """
-    if not wandb_installed():
-        raise missing_package_error("wandb")
+    check_packages_installed("wandb")
     names = {artifact_name(kind, run_id): kind for kind in (*kinds, *([CHECKPOINTS] if snapshot else []))}
     with tempfile.TemporaryDirectory() as place:
         folder, answered = Path(place) / "files", Path(place) / "answer"
@@ -92,8 +90,7 @@ def replay_log_to_wandb(folder: Path, mirror: str = "auto") -> dict:
     mode = wandb_mirror_mode(mirror)
     if mode == "off":
         raise SettingsError("W&B is switched off", where="ML_FACTORY_WANDB or WANDB_MODE", next_step="unset it")
-    if not wandb_installed():
-        raise missing_package_error("wandb")
+    check_packages_installed("wandb")
     folder = Path(folder).absolute()
     rows = read_log_steps(folder)
     if not rows:

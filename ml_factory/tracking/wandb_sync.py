@@ -22,9 +22,8 @@ from ml_factory.checkpoints.checkpoint_file import verify_checkpoint
 from ml_factory.checkpoints.checkpoint_folder import CheckpointFolder
 from ml_factory.errors import CheckpointError, FactoryError, FileError
 from ml_factory.redaction import redact_secrets
-from ml_factory.storage.files import files
+from ml_factory.storage.files import files, stored_path
 from ml_factory.storage.json_values import parse_json
-from ml_factory.storage.stored_paths import stored_path
 from ml_factory.tracking.run_log import read_log_steps
 from ml_factory.tracking.wandb_process import NO_ANSWER, READY
 
@@ -57,16 +56,12 @@ class RunSnapshot:
     pattern: str
 
     def files(self) -> dict[str, Path]:
-        """Return name -> path of the newest intact checkpoint of each phase, and of all parts. Raises WorkspaceError
-        where the disk refuses.
+        """Return name -> path of the newest checkpoint of each phase, and of all parts. Raises WorkspaceError where the
+        disk refuses.
         """
-        found, folder = {}, CheckpointFolder(self.checkpoints, 1)
-        for phase in folder.phases(self.run):
-            for info in folder.infos(self.run, phase):
-                with suppress(CheckpointError):  # torn, or overwritten just now: the one before is tried
-                    verify_checkpoint(Path(info["path"]))
-                    found[f"{phase}.ckpt"] = Path(info["path"])
-                    break
+        folder = CheckpointFolder(self.checkpoints, 1)
+        newest = {phase: folder.infos(self.run, phase)[:1] for phase in folder.phases(self.run)}
+        found = {f"{phase}.ckpt": Path(info["path"]) for phase, infos in newest.items() for info in infos}
         names = fnmatch.filter(files.names(self.parts), self.pattern)
         return found | {name: Path(self.parts) / name for name in names}
 

@@ -22,9 +22,8 @@ from torch.utils.checkpoint import checkpoint
 
 from ml_factory.errors import SettingsError
 from ml_factory.models.base import processor_name
-from ml_factory.storage.private_folder import private_folder
+from ml_factory.numba_cache import private_folder
 from ml_factory.training.distributed import ProcessGroup, join_process_group
-from ml_factory.training.precision import DTYPES, native_precision
 from ml_factory.training.spec import TrainSpec
 
 PROGRAMS = (
@@ -32,6 +31,7 @@ PROGRAMS = (
     "accumulate",
     "evaluate",
 )  # what is between two calls of `mark_step`: a step, a part of one, a batch
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _log = logging.getLogger("ml_factory.training")
 # A host out of memory raises a plain RuntimeError.
 _NO_MEMORY = ("can't allocate memory", "out of memory", "RESOURCE_EXHAUSTED")
@@ -217,17 +217,24 @@ class XlaDevice(Device):
         except RuntimeError:
             return None
 
-    def cache_compiled_programs(self, folder: Path) -> None:
-        """Cache compiled programs under `folder`, for later processes of this machine."""
-        # The CPU client writes files that it cannot read back; a cache that is open stays.
-        if _xla("runtime").device_type() == "TPU" and not _xla()._XLAC._xla_computation_cache_is_initialized():
-            _xla("runtime").initialize_cache(str(folder / "xla"))
-
     def processor_name(self) -> str:
         return str(_xla("runtime").device_type())
 
     def _compiled(self) -> int:
         return _xla("debug.metrics").counter_value("UncachedCompile") or 0
+
+
+def native_precision(kind: str) -> str:
+    """Return the fast format: bf16 (XLA devices, CUDA from Ampere on, CPUs with AMX), fp16 (older CUDA with tensor
+    cores), else fp32. Emulated formats do not count.
+    """
+    if kind == "xla":
+        return "bf16"
+    if kind == "cuda":
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return "bf16"
+        return "fp16" if torch.cuda.get_device_capability() >= (7, 0) else "fp32"
+    return "bf16" if torch.cpu._is_amx_tile_supported() else "fp32"
 
 
 def pick_prediction_device(spec: TrainSpec) -> Device:
@@ -270,8 +277,10 @@ def pick_device(spec: TrainSpec) -> Device:
         processes,
         _xla("runtime").global_runtime_device_count() if kind == "xla" else 1,
     )
-    if kind == "xla":
-        device.cache_compiled_programs(private_folder("programs"))
+    # Compiled programs are cached for later processes of this machine. The CPU client writes files that it cannot read
+    # back; a cache that is open stays.
+    if kind == "xla" and on_tpu and not _xla()._XLAC._xla_computation_cache_is_initialized():
+        _xla("runtime").initialize_cache(str(private_folder("programs") / "xla"))
     return device
 
 

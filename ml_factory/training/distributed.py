@@ -1,4 +1,4 @@
-"""Distributed training with torchrun: rank of this process, sums and broadcasts over all ranks; no-ops when alone."""
+"""Several processes with torchrun: rank, sums, broadcasts and batch normalisation over all ranks; no-ops when alone."""
 
 import atexit
 import importlib
@@ -6,10 +6,14 @@ import os
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 
+from ml_factory.lazy_module import LazyModule
 from ml_factory.process_identity import launched_by_torchrun
 from ml_factory.storage.serialization import deserialize_state, serialize_state
+
+# Imported before there is a group, see `join_process_group`.
+differentiable = LazyModule("torch.distributed.nn.functional")
 
 
 @dataclass(frozen=True)
@@ -67,3 +71,26 @@ def _destroy_process_group() -> None:
     """End the group and its threads before the interpreter, unless the caller has."""
     if distributed.is_initialized():
         distributed.destroy_process_group()
+
+
+class SyncBatchNorm2d(nn.BatchNorm2d):
+    """BatchNorm2d whose mean and variance in training are those of the rows of all processes.
+
+    Of one process, or of SPMD devices, it is BatchNorm2d itself; torch's own SyncBatchNorm runs on GPUs alone.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training or not distributed.is_initialized() or distributed.get_world_size() == 1:
+            return super().forward(input)
+        x_NCHW = input.float()
+        axes, count = (0, 2, 3), x_NCHW.numel() // x_NCHW.shape[1] * distributed.get_world_size()
+        mean_C = differentiable.all_reduce(x_NCHW.sum(axes)) / count
+        centred_NCHW = x_NCHW - mean_C[None, :, None, None]
+        variance_C = differentiable.all_reduce(centred_NCHW.square().sum(axes)) / count
+        with torch.no_grad():
+            self.num_batches_tracked += 1
+            self.running_mean.lerp_(mean_C, self.momentum)
+            self.running_var.lerp_(variance_C * (count / (count - 1)), self.momentum)
+        scale_C = self.weight * torch.rsqrt(variance_C + self.eps)
+        out_NCHW = centred_NCHW * scale_C[None, :, None, None] + self.bias[None, :, None, None]
+        return out_NCHW.to(input.dtype)

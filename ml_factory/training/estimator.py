@@ -1,4 +1,4 @@
-"""The estimator of networks: a network, windows and the training loop.
+"""The estimator of networks: a network, windows and the training loop; and its export for other programs.
 
 B batch, T time steps, F features, C = 3 classes.
 """
@@ -6,6 +6,7 @@ B batch, T time steps, F features, C = 3 classes.
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,16 @@ from ml_factory.datasets.windows import Windows
 from ml_factory.errors import FactoryError
 from ml_factory.models.base import ModelBase, build_model_settings
 from ml_factory.models.rows import CLASSES, TrainingRows
+from ml_factory.models.session_clock import PROGRESS_BINS, SessionClockOffset, session_end_cells
 from ml_factory.seeding import derive_seed
-from ml_factory.training.batches import BatchLoader
+from ml_factory.training.batches import (
+    BatchLoader,
+    evaluate_mean_loss,
+    evaluate_network_outputs,
+    weighted_cross_entropy,
+)
 from ml_factory.training.device import Device, deterministic_device, pick_device, pick_prediction_device
-from ml_factory.training.evaluate import evaluate_mean_loss, evaluate_network_outputs
 from ml_factory.training.loop import OutOfMemoryError, Validation, run_training_loop
-from ml_factory.training.losses import weighted_cross_entropy
 from ml_factory.training.spec import NetworkSpec
 
 _log = logging.getLogger("ml_factory.training")
@@ -164,3 +169,61 @@ def _loss(network: nn.Module, batch: tuple) -> tuple[Tensor, Tensor]:
     if scores:
         logits_BC = logits_BC.float() + scores[0]
     return weighted_cross_entropy(logits_BC, target_B, weight_B)
+
+
+# ---- export for other programs: tensors alone, as of `torch.save`, and the Python that builds the module -------------
+
+
+class NetworkWithClockOffset(nn.Module):
+    """A network and the `SessionClockOffset` added to its logits, as one module for export.
+
+    column, horizon : those of the offset and its clock. Its tables are buffers, so that a state dict holds all.
+    """
+
+    def __init__(self, network: nn.Module, column: int, horizon: int, offset: SessionClockOffset | None = None):
+        super().__init__()
+        self.network, self.column, self.horizon, self.ending = network, column, horizon, session_end_cells(horizon)
+        bounds_3, shares_C3 = torch.zeros(3).double(), torch.zeros(PROGRESS_BINS + self.ending, 3).double()
+        if offset is not None:
+            bounds_3 = torch.tensor([offset.low, offset.high, offset.step], dtype=torch.float64)
+            shares_C3 = torch.from_numpy(offset.clock.shares_C3).log()
+        self.register_buffer("low_high_step_3", bounds_3)
+        self.register_buffer("log_shares_C3", shares_C3)
+
+    def forward(self, x_BTF: Tensor) -> Tensor:
+        logits_BC = self.network(x_BTF)
+        return logits_BC + self.log_shares_C3[self._cells(x_BTF[:, -1, self.column].double())].to(logits_BC.dtype)
+
+    def _cells(self, value_B: Tensor) -> Tensor:
+        """int64 (B,), as of `SessionClockOffset`."""
+        low, high, step = self.low_high_step_3.unbind()
+        value_B = torch.minimum(torch.maximum(torch.where(value_B.isnan(), low, value_B), low), high)
+        span, one = high - low, torch.ones_like(low)
+        share_B = (value_B - low) / torch.where(span > 0, span, one)
+        progress_B = (share_B * PROGRESS_BINS).long().clamp(max=PROGRESS_BINS - 1)
+        left_B = ((high - value_B) / torch.where(step > 0, step, one)).round().clamp(max=self.horizon).long()
+        ending_B = PROGRESS_BINS + left_B * self.ending // max(self.horizon, 1)
+        return torch.where((step > 0) & (left_B < self.horizon), ending_B, progress_B)
+
+
+def export_state_dict_bytes(model: NeuralClassifier) -> bytes:
+    """Return the state dict of a fitted model, tensors on the CPU, as bytes."""
+    buffer, network, offset = BytesIO(), model.network, model.offset
+    if offset is not None:
+        network = NetworkWithClockOffset(network, offset.column, offset.clock.horizon, offset)
+    torch.save({name: value.detach().cpu().clone() for name, value in network.state_dict().items()}, buffer)
+    return buffer.getvalue()
+
+
+def state_dict_module_source(model: NeuralClassifier) -> str:
+    """Return Python that builds the `nn.Module` of the state dict; C = 3 logits of short, neutral, long."""
+    kind, spec = model.kind, model.network_spec
+    settings = ", ".join(
+        f"{name}={value!r}" for name, value in asdict(spec).items() if value != getattr(kind.Spec(), name)
+    )
+    made, imports = kind.__name__, [f"from {kind.__module__} import {kind.__name__}"]
+    made = f"{made}({model.n_features}, {model.lookback}, 3, {kind.__name__}.Spec({settings}))"
+    if model.offset is not None:
+        imports.append("from ml_factory.training.estimator import NetworkWithClockOffset")
+        made = f"NetworkWithClockOffset({made}, {model.offset.column}, {model.offset.clock.horizon})"
+    return "; ".join([*imports, f"module = {made}"])

@@ -21,12 +21,16 @@ from ml_factory.errors import FactoryError
 from ml_factory.models.base import ModelFitResult, log_flat_training_loss, restore_callback_history
 from ml_factory.progress import format_duration, progress_phase
 from ml_factory.seeding import derive_seed
+from ml_factory.training.batches import Loss
 from ml_factory.training.device import Device, deterministic_device
-from ml_factory.training.losses import Loss
-from ml_factory.training.optim import optimizer_step_scalars, total_gradient_norm
-from ml_factory.training.sampler import BatchSampler
+from ml_factory.training.optim import (
+    LEAST_SCALE,
+    optimizer_step_scalars,
+    total_gradient_norm,
+    warmup_cosine_learning_rate,
+)
 from ml_factory.training.spec import TrainSpec
-from ml_factory.training.state import TrainingState
+from ml_factory.training.state import BatchSampler, TrainingState
 
 SECONDS_BETWEEN = 10.0  # two lines, at least
 _log = logging.getLogger("ml_factory.training")
@@ -190,12 +194,13 @@ def take_training_step(run: TrainingState, batch: Batch, loss: Loss, end: int = 
 
     end : first step of the next epoch; the batch of every earlier part is prefetched.
     """
-    numbers = run.device.to_device(optimizer_step_scalars(run.step, run.learning_rate(), run.spec))
+    steps = run.order.steps_until_epoch(run.spec.epochs)  # of the whole training
+    rate = warmup_cosine_learning_rate(run.step, steps, run.spec)
+    numbers = run.device.to_device(optimizer_step_scalars(run.step, rate, run.spec))
     totals, parts, ahead = None, run.rows_of(run.step), getattr(batch, "prefetch", None)
     for part, rows in enumerate(parts):
         data = batch(rows)
         if hasattr(loss, "step_numbers"):  # a tensor: a compiler would build a program for each value of a constant
-            steps = run.order.steps_until_epoch(run.spec.epochs)
             data = (*data, run.device.to_device(loss.step_numbers(run.step, steps)))
         last = part == len(parts) - 1
         if ahead is not None and not (last and run.step + 1 >= end):
@@ -236,7 +241,7 @@ def _descend(run: TrainingState, numbers: Tensor, totals: Tensor) -> None:
     bad = ~ok
     if run.scale is not None:
         # An overflow may only mean that the scale is too large, unless no smaller scale is left.
-        bad = ~loss_finite | (~finite & run.scale.is_at_minimum())
+        bad = ~loss_finite | (~finite & (run.scale.scale <= LEAST_SCALE))
         run.scale.adapt(finite)
     first_bad, counter = run.flag.unbind()
     run.flag = torch.stack([torch.where(bad & (first_bad < 0), counter, first_bad), counter + 1])
@@ -273,7 +278,8 @@ def _end_epoch(run: TrainingState, validation: Validation | None, began: float) 
     memory.history = [*memory.history, {"epoch": epoch, **metrics}]
     log_flat_training_loss(memory.history, spec.lr)
     run.reset_loss_totals()
-    run.done = epoch == spec.epochs or memory.out_of_patience(spec)
+    has_best = memory.best_epoch > 0 or memory.best_weights is not None  # epoch 0 is the untrained network
+    run.done = epoch == spec.epochs or (has_best and 0 < spec.patience <= epoch - memory.best_epoch)
     return metrics
 
 
@@ -300,8 +306,10 @@ class _Saver:
 
     def save_within_epoch(self) -> None:
         """Save where one is due."""
-        if self.due_in() == 0.0 and self.run.is_finite():
-            self.checkpoints.save(self.run.state(), metrics=self.run.memory.last_metrics())
+        if self.due_in() == 0.0 and int(self.run.flag[0]) < 0:
+            last = self.run.memory.history[-1:]  # of the last finished epoch: they rank a checkpoint taken since
+            metrics = {name: value for one in last for name, value in one.items() if name != "epoch"}
+            self.checkpoints.save(self.run.state(), metrics=metrics or None)
 
     def save_after_epoch(self, metrics: dict) -> None:
         """Save where it is due, and at the end of the training."""

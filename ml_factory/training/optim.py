@@ -1,8 +1,8 @@
-"""AdamW in two groups, and a learning rate that is a pure function of the step.
+"""AdamW in two groups, a learning rate that is a pure function of the step, and the scale of a loss in fp16.
 
-Neither keeps a counter: on resume the step alone gives the rate and the bias corrections. All numbers that change from
-step to step reach the device as one vector, since a compiler that reads them as constants builds a new program where
-one of them becomes 0 or 1 (the end of a cosine, a double's correction after 36,300 steps).
+The first two keep no counter: on resume the step alone gives the rate and the bias corrections. All numbers that change
+from step to step reach the device as one vector, since a compiler that reads them as constants builds a new program
+where one of them becomes 0 or 1 (the end of a cosine, a double's correction after 36,300 steps).
 """
 
 import math
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ml_factory.training.spec import TrainSpec
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
+FIRST_SCALE, LEAST_SCALE, STEPS_TO_GROW = 2.0**16, 1.0, 2000
 
 
 def warmup_cosine_learning_rate(step: int, total: int, spec: TrainSpec) -> float:
@@ -128,3 +129,28 @@ def total_gradient_norm(gradients: list[Tensor]) -> Tensor:
     if gradients[0].device.type == "xla":
         return torch.cat([gradient.flatten() for gradient in gradients]).float().square().sum().sqrt()
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)).float())
+
+
+class LossScaler:
+    """Loss scaling that keeps small fp16 gradients above 0 (Micikevicius et al. 2018), decided on the device.
+
+    Halved, and the step skipped, when a gradient overflows; doubled after 2,000 steps without. As torch's GradScaler,
+    which waits for the device at every step.
+    """
+
+    def __init__(self, place):
+        self.scale, self.good = place(torch.tensor(FIRST_SCALE)), place(torch.tensor(0, dtype=torch.int32))
+
+    def adapt(self, ok: Tensor) -> None:
+        """Adapt the scale after a step whose gradients were finite (`ok`) or not."""
+        good = torch.where(ok, self.good + 1, 0)
+        grow = good >= STEPS_TO_GROW
+        grown = torch.where(grow, self.scale * 2, self.scale)
+        self.scale = torch.where(ok, grown, (self.scale * 0.5).clamp_min(LEAST_SCALE))
+        self.good = torch.where(grow, 0, good)
+
+    def state(self) -> dict[str, Tensor]:
+        return {"scale": self.scale.cpu(), "good": self.good.cpu()}
+
+    def load(self, state: Mapping[str, Tensor], place) -> None:
+        self.scale, self.good = place(state["scale"].clone()), place(state["good"].clone())

@@ -1,4 +1,7 @@
-"""State of one training: network, optimizer, sums and early stopping, as needed to resume bit for bit."""
+"""State of one training, as needed to resume bit for bit, and its order of rows.
+
+The rows of a step are a function of (seed, epoch, step), for any number of processes and micro-batches.
+"""
 
 import logging
 from collections.abc import Mapping
@@ -16,11 +19,66 @@ from ml_factory.models.base import (
     merge_inexact_reasons,
     refuse_damaged_training,
 )
+from ml_factory.seeding import seeded_generator
 from ml_factory.training.device import Device
-from ml_factory.training.optim import AdamW, warmup_cosine_learning_rate
-from ml_factory.training.precision import LossScaler
-from ml_factory.training.sampler import BatchSampler, batch_rows_of_process, micro_batch_size
+from ml_factory.training.optim import AdamW, LossScaler
 from ml_factory.training.spec import TrainSpec
+
+
+class BatchSampler:
+    """A stream of permutations of the rows, one per epoch, each drawn from (seed, epoch) alone.
+
+    Batches are always full; rows left at an epoch's end open the next one.
+
+    batch : rows of a step, cut to a multiple of `shares` (processes times chips) where there are fewer rows.
+    """
+
+    def __init__(self, rows: int, batch: int, seed: int, shares: int = 1):
+        self.rows, self.seed = rows, seed
+        self.batch = min(batch, rows) // shares * shares
+        self._kept: dict[int, np.ndarray] = {}
+
+    def steps_until_epoch(self, epoch: int) -> int:
+        """Return the number of steps when that many epochs are over."""
+        return epoch * self.rows // self.batch
+
+    def positions(self, step: int) -> np.ndarray:
+        """Return the rows of this step's batch, int64."""
+        start, stop = step * self.batch, (step + 1) * self.batch
+        first, last = start // self.rows, (stop - 1) // self.rows
+        self._kept = {epoch: self._kept[epoch] for epoch in self._kept if epoch >= first}
+        parts = []  # cut before concatenating: an epoch may have millions of rows
+        for epoch in range(first, last + 1):
+            opening = epoch * self.rows
+            if epoch not in self._kept:
+                self._kept[epoch] = seeded_generator(self.seed, "order", epoch).permutation(self.rows)
+            parts.append(self._kept[epoch][max(start - opening, 0) : stop - opening])
+        return np.concatenate(parts)
+
+
+class StreamSampler(BatchSampler):
+    """Consecutive positions in the stream of all epochs: epoch * rows + row, for data with an order of its own.
+
+    Share i of `shares` gets every `shares`-th position of a batch, from the i-th on.
+    """
+
+    def __init__(self, rows: int, batch: int, seed: int, shares: int = 1):
+        super().__init__(rows, batch, seed, shares)
+        self._shares = shares
+
+    def positions(self, step: int) -> np.ndarray:
+        stream = np.arange(step * self.batch, (step + 1) * self.batch, dtype=np.int64)
+        return stream.reshape(-1, self._shares).T.ravel()
+
+
+def micro_batch_size(rows: int, most: int, multiple: int = 1) -> int:
+    """Return the largest divisor of `rows` that is at most `most` and a multiple of `multiple`: all parts have one
+    shape.
+
+    rows : a process's rows of a step, a multiple of `multiple` (the chips that share a part).
+    """
+    fitting = (size for size in range(max(most, multiple), 0, -1) if rows % size == 0 and size % multiple == 0)
+    return next(fitting, multiple)
 
 
 def recompute_blocks(network: nn.Module, device: Device) -> int:
@@ -59,16 +117,6 @@ class EarlyStoppingState:
     best_epoch: int = 0
     best_weights: dict[str, Tensor] | None = None
 
-    def last_metrics(self) -> dict | None:
-        """Return the metrics of the last finished epoch, which rank a checkpoint taken since; None in the first
-        epoch.
-        """
-        return {name: value for name, value in self.history[-1].items() if name != "epoch"} if self.history else None
-
-    def out_of_patience(self, spec: TrainSpec) -> bool:
-        has_best = self.best_epoch > 0 or self.best_weights is not None
-        return has_best and 0 < spec.patience <= len(self.history) - self.best_epoch
-
 
 class TrainingState:
     """One network in training.
@@ -106,13 +154,10 @@ class TrainingState:
         """Current epoch, from 1."""
         return len(self.memory.history) + 1
 
-    def learning_rate(self) -> float:
-        return warmup_cosine_learning_rate(self.step, self.order.steps_until_epoch(self.spec.epochs), self.spec)
-
     def rows_of(self, step: int) -> np.ndarray:
         """Return this process's rows of a step, int64 (micro-batches, micro)."""
         processes = self.device.processes
-        return batch_rows_of_process(self.order.positions(step), self.micro, processes.rank, processes.world)
+        return self.order.positions(step).reshape(processes.world, -1, self.micro)[processes.rank]
 
     def reset_loss_totals(self) -> None:
         # float64 is exact enough to add any number of batches.
@@ -169,12 +214,8 @@ class TrainingState:
         self.device.mark_step("restore")
 
     # ---------------------------------------------------------------------- when it fails
-    def is_finite(self) -> bool:
-        """Return False where the flag is set; this waits for the device."""
-        return int(self.flag[0]) < 0
-
     def raise_if_not_finite(self) -> None:
-        """Raise FactoryError where the flag is set."""
+        """Raise FactoryError where the flag is set; this waits for the device."""
         bad = int(self.flag[0])
         if bad < 0:
             return

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.argument_checks import AUTO_MODELS
-from ml_factory.checkpoints.compute_session import expected_hours_left
+from ml_factory.checkpoints.schedule import expected_hours_left
 from ml_factory.code_fingerprint import source_hash
 from ml_factory.errors import (
     CheckpointError,
@@ -131,9 +131,8 @@ def auto(
         began = time.perf_counter()
         with file_lock(study.folder / "training.lock"):  # the other processes load what the first one trains
             training = train_or_load(
-                workspace, symbol, horizon, best["model"], (), best["settings"], None, None,
-                replace(chosen, fresh=False),
-            )  # fmt: skip
+                workspace, symbol, horizon, best["model"], (), best["settings"], None, replace(chosen, fresh=False)
+            )
             trained = training and training.reported(began)
         ending = [f"  {command}", *(trained.summary().splitlines() if trained else ())]
     because, seconds = [*(["hours"] if hours else []), *study.inexact()], time.perf_counter() - started

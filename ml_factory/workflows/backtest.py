@@ -12,9 +12,7 @@ from ml_factory.data.bar_files import read_bars_table
 from ml_factory.data.resample import ResampledBars, resample_bars, segments_between_rolls
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.backtest.contracts import ContractSpec, contract_spec
-from ml_factory.evaluation.backtest.metrics import session_gains
-from ml_factory.evaluation.backtest.rules import CostSpec, TradingRule
-from ml_factory.evaluation.backtest.simulation import Backtest, run
+from ml_factory.evaluation.backtest.simulation import Backtest, CostSpec, TradingRule, run, session_gains
 from ml_factory.evaluation.findings import cost_finding, finding_lines, sort_findings
 from ml_factory.evaluation.luck import (
     deflated_sharpe,
@@ -27,9 +25,8 @@ from ml_factory.inference.predict import PredictionSpec
 from ml_factory.lazy_module import LazyModule
 from ml_factory.result import Result
 from ml_factory.runs import count_trials
-from ml_factory.storage.files import files
+from ml_factory.storage.files import files, stored_path
 from ml_factory.storage.json_values import fingerprint_json
-from ml_factory.storage.stored_paths import stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol, push_workspace_on_exit, require_raw_bars
 from ml_factory.workflows.evaluation import prepared_dataset_baselines
 from ml_factory.workflows.predictions import find_artifact_to_predict, load_predictions

@@ -19,7 +19,6 @@ from ml_factory.data.sessions import (
     distinct_in_order,
     resolve_market_spec,
 )
-from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.preprocessing import fit_preprocessing_steps
 from ml_factory.features import custom
 from ml_factory.features.build import FIRST_BARS, FeatureRows, FeatureStream, build_features, frame_name
@@ -30,8 +29,7 @@ from ml_factory.leakage.tables import Table
 from ml_factory.progress import progress_phase
 from ml_factory.seeding import seeded_generator
 from ml_factory.settings import DataSpec
-from ml_factory.targets.make_labels import make_labels
-from ml_factory.targets.primary_rule import primary_rule_side
+from ml_factory.targets.make_labels import make_labels, primary_rule_side
 from ml_factory.targets.splits import (
     chronological_split,
     combinatorial_purged_folds,
@@ -39,7 +37,7 @@ from ml_factory.targets.splits import (
     walk_forward_expanding,
     walk_forward_rolling,
 )
-from ml_factory.targets.weights import WeightSpec, training_weights
+from ml_factory.targets.weights import training_weights
 
 Stretch = tuple[int, int]
 FED_ROWS = 32  # of a stretch, and at least two bars of the coarsest frame
@@ -225,14 +223,11 @@ class DataUnderProof:
         return parts
 
     def fit(self, values: np.ndarray, labels: pd.DataFrame, roles: Mapping[str, np.ndarray]) -> dict[str, Fitted]:
-        """Fit the steps up to the scaler, and training weights with and without decay."""
+        """Fit the steps up to the scaler, and training weights."""
         rows = np.asarray(roles["train"])
-        train_labels, names = labels.iloc[rows], tuple(str(k) for k in range(values.shape[1]))
-        sample = TransformFitSample(values, names, rows)
         return {
-            "preprocessing": Fitted(fit_preprocessing_steps(self.settings.preprocess, sample).to_dict()),
-            "training weights": Fitted(training_weights(train_labels)),
-            "decayed weights": Fitted(training_weights(train_labels, WeightSpec(decay=0.5))),
+            "preprocessing": Fitted(fit_preprocessing_steps(self.settings.preprocess, values, rows).to_dict()),
+            "training weights": Fitted(training_weights(labels.iloc[rows])),
         }
 
 

@@ -20,9 +20,8 @@ from ml_factory.progress import progress_phase
 from ml_factory.result import Result
 from ml_factory.runs import StoredRun, read_stored_runs
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
-from ml_factory.storage.files import REMOVED, files
+from ml_factory.storage.files import REMOVED, files, stored_path
 from ml_factory.storage.locks import acquire_lock_file, is_lock_file_held, release_lock_file
-from ml_factory.storage.stored_paths import stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol, push_workspace_on_exit
 
 _DATA_SET = re.compile(r"[0-9a-f]{12}")

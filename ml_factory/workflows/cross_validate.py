@@ -23,7 +23,6 @@ from ml_factory.runs import FitCheckpoints, RunOptions, open_run
 from ml_factory.settings import RunSettings, make_run_settings
 from ml_factory.storage.workspace import Workspace, push_workspace_on_exit
 from ml_factory.targets.labels import expected_label_classes
-from ml_factory.targets.weights import WeightSpec
 from ml_factory.tracking.run_log import is_log_complete
 from ml_factory.workflows.evaluation import best_baseline, prepared_dataset_baselines, prepared_dataset_metrics
 from ml_factory.workflows.folds import (
@@ -37,7 +36,7 @@ from ml_factory.workflows.folds import (
 )
 from ml_factory.workflows.predictions import write_predictions
 from ml_factory.workflows.prepared_dataset import PreparedDataset, quick_row_limit, resolve_dataset_settings
-from ml_factory.workflows.train import load_data_of_run, weight_settings
+from ml_factory.workflows.train import load_data_of_run
 from ml_factory.workflows.train_ranks import check_single_rank
 
 plots = LazyModule("ml_factory.evaluation.plots")  # matplotlib comes with the extra train
@@ -47,14 +46,14 @@ plots = LazyModule("ml_factory.evaluation.plots")  # matplotlib comes with the e
 def cross_validate(
     workspace: Workspace | str | Path, symbol: str, horizon: int, model: str, *,
     scheme: str | FoldSchemeSpec = "purged_kfold", folds: int = 5, model_settings: Mapping | None = None,
-    weights: WeightSpec | None = None, **options: Any,
+    **options: Any,
 ) -> Result:  # fmt: skip
     """Cross-validate a model with purged and embargoed folds over all rows before the test rows.
 
     scheme : "purged_kfold", "walk_forward_expanding", "walk_forward_rolling" or "combinatorial"; or a `FoldSchemeSpec`,
         which also holds the folds, the test blocks of combinatorial folds and the window of rolling ones.
     folds : number of test blocks, where `scheme` is a name.
-    weights, model_settings, options : as of `train`, without `source`.
+    model_settings, options : as of `train`, without `source`.
 
     Each fold is calibrated on its early-stopping rows, as `train` does on validation rows; uncalibrated forecasts have
     the suffix `_uncalibrated`. A fold whose training rows hold one class has no forecasts and is listed; the others
@@ -79,17 +78,16 @@ def cross_validate(
     chosen = RunOptions.of(options, unused=("source",))
     data = load_data_of_run(workspace, symbol, horizon, chosen)
     check_barriers_unsearched(data)
-    fold_settings = cut.to_dict() | weight_settings(weights)
     spec = make_run_settings(
         symbol, horizon, model, task="folds", seed=chosen.seed, quick=chosen.quick, data=data.fingerprint,
-        settings=fold_settings | own,
+        settings=cut.to_dict() | own,
     )  # fmt: skip
     with open_run(workspace, spec, chosen) as run:
         ended = run.ended
         found = run.status(finished=ended)
         chosen.on_status(found)
-        fitted_with = {name: value for name, value in spec.settings if name not in fold_settings}
-        fold_model = FoldModel(chosen.seed, model, fitted_with, weights)
+        fitted_with = {name: value for name, value in spec.settings if name not in cut.to_dict()}
+        fold_model = FoldModel(chosen.seed, model, fitted_with)
         plan = plan_model_folds(data, fold_model, cut, chosen.quick)
         run.begin()
         # Locked before the log is opened; a complete log is not written again.

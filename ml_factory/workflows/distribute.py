@@ -11,41 +11,43 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ml_factory.argument_checks import DEFAULT_HORIZONS, check_field_types, check_horizon, check_seed, read_yaml
+from ml_factory.argument_checks import DEFAULT_HORIZONS, check_horizon, check_seed, read_yaml
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError, WorkspaceError, did_you_mean
 from ml_factory.lazy_module import LazyModule, check_packages_installed
+from ml_factory.models.base import check_settings
 from ml_factory.models.registry import check_registered_model_settings
 from ml_factory.models.setting_names import parse_setting_value
 from ml_factory.own_modules import import_own_modules
 from ml_factory.process_identity import machine_cores
 from ml_factory.progress import progress_phase
 from ml_factory.result import Result
-from ml_factory.runs import StoredRun, read_stored_runs
-from ml_factory.settings import DataSpec, make_run_settings, settings_with_values
+from ml_factory.settings import DataSpec, settings_with_values
 from ml_factory.storage.artifact_registry import ArtifactRegistry
 from ml_factory.storage.files import files
-from ml_factory.storage.json_values import fingerprint_json, to_json_value
+from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace, check_symbol
 from ml_factory.workflows.cross_validate import cross_validate
 from ml_factory.workflows.folds import FoldSchemeSpec
 from ml_factory.workflows.leaderboard import fit_seconds, leaderboard
+from ml_factory.workflows.plan import WorkOnData
 from ml_factory.workflows.prepare import prepare, settings_after_previous
+from ml_factory.workflows.prepared_dataset import PreparedDataset, load_dataset
 from ml_factory.workflows.report import evaluate
-from ml_factory.workflows.stack import check_stack_base_models, stack, stack_folds
+from ml_factory.workflows.stack import check_stack_base_models, settings_per_model, stack
 from ml_factory.workflows.train import train
 
 ray_library = LazyModule("ray")
-FITS = ("train", "cross_validate")
 VERBS = {one.__name__: one for one in (prepare, train, cross_validate, stack, evaluate)}
 DONE, FAILED, NOT_RUN, TO_DO = "done", "failed", "not run", "to do"
 POLL_SECONDS = 1.0  # between two looks at the units that run
@@ -81,7 +83,7 @@ class SweepSpec:
     gpus: float = 0
 
     def __post_init__(self) -> None:
-        check_field_types(self)
+        check_settings(self, folds="[2, inf)", cores="(0, inf)", gpus="[0, inf)")
         given = (
             self.models if isinstance(self.models, Mapping) else {name: {} for name in _texts("models", self.models)}
         )
@@ -97,32 +99,18 @@ class SweepSpec:
             for value in values:
                 check(value)
         _data_spec(self.data)
-        if self.folds < 2:
-            raise SettingsError("Too few folds", where="folds", got=self.folds, wanted="2 or more")
         if "stack" in self.make:
             check_stack_base_models(tuple(models))
-        if not 0 < self.cores < float("inf") or not 0 <= self.gpus < float("inf"):
-            raise SettingsError("No unit can occupy this", where="cores, gpus", got=(self.cores, self.gpus),
-                                wanted="cores above 0, gpus of 0 or more")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class _Unit:
-    """One call of a verb: its symbol, horizon and seed, the models that it fits, the units that it waits for."""
+    """One call of a verb: its arguments after the workspace, the names of the units that it waits for."""
 
     verb: str
-    symbol: str
-    horizon: int = 0
-    seed: int = 0
-    models: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """Name in tables and messages, such as "train MES 20 lstm seed 0"."""
-        parts = [self.verb, self.symbol, *([self.horizon] if self.horizon else [])]
-        parts += [*(self.models if self.verb in FITS else ()), *(("seed", self.seed) if self.models else ())]
-        return " ".join(map(str, parts))
+    given: tuple
+    options: Mapping[str, Any]
+    needs: tuple[str, ...]
 
 
 def distribute(
@@ -156,32 +144,24 @@ def distribute(
     spec = sweep if isinstance(sweep, SweepSpec) else _read_sweep(sweep)
     units = _units(spec)
     if dry_run:
-        table = pd.DataFrame(_forecast(workspace, spec, units))
-        counted = table["state"].value_counts()
-        lines = [f"{counted.get(TO_DO, 0)} of {len(table)} units to do, {counted.get(DONE, 0)} finished"]
-        lines += [f"  {one.unit}: {one.state}" + (f", some {one.minutes:.1f} min" if one.minutes > 0 else "")
-                  for one in table.itertuples()]  # fmt: skip
-        return Result(lines, units=table, failed=[], leaderboard=None, seconds=time.perf_counter() - started)
-    outcomes = _run_on_ray(workspace, spec, units, ray, tuple(own_modules))
+        outcomes = _forecast(workspace, spec, units)
+    else:
+        outcomes = _run_on_ray(workspace, spec, units, ray, tuple(own_modules))
     table = pd.DataFrame([{"unit": name, **outcome} for name, outcome in outcomes.items()])
-    failed = table[table["state"] != DONE]
+    done, failed = (table["unit"][table["state"].isin(states)].tolist() for states in ([DONE], [FAILED, NOT_RUN]))
     machines, seconds = table["machine"].replace("", np.nan).nunique(), time.perf_counter() - started
-    lines = [f"{len(table) - len(failed)} of {len(table)} units done on {machines} machines, {seconds:.1f} s"]
-    lines += [f"  {one.unit}: {one.state}. {one.reason}" for one in failed.itertuples()]
-    trained = [
-        unit.symbol for name, unit in units.items() if unit.verb != "prepare" and outcomes[name]["state"] == DONE
-    ]
+    lines = [f"{len(done)} of {len(table)} units done" + f" on {machines} machines, {seconds:.1f} s" * (not dry_run)]
+    shown = table if dry_run else table[table["state"] != DONE]
+    lines += [f"  {one.unit}: {one.state}. {one.reason}".rstrip(". ") for one in shown.itertuples()]
+    symbols = dict.fromkeys(units[name].given[0] for name in done if units[name].verb != "prepare")
     compared = None
-    if trained:
+    if symbols and not dry_run:
         try:
-            compared = leaderboard(workspace.address, [*dict.fromkeys(trained)], spec.horizons)
+            compared = leaderboard(workspace.address, [*symbols], spec.horizons)
+            lines += compared.summary().splitlines()
         except FactoryError as error:  # the table of hours of work is returned all the same
             lines.append(f"No leaderboard. {error}")
-        else:
-            lines += compared.summary().splitlines()
-    return Result(
-        lines, units=table, failed=failed["unit"].tolist(), leaderboard=compared and compared.frame, seconds=seconds
-    )
+    return Result(lines, units=table, failed=failed, leaderboard=compared and compared.frame, seconds=seconds)
 
 
 def _read_sweep(given: str | Path | Mapping) -> SweepSpec:
@@ -216,36 +196,32 @@ def _data_spec(given: Mapping[str, Any]) -> DataSpec | None:
 
 def _units(spec: SweepSpec) -> dict[str, _Unit]:
     """Return the units by name, each after those that it needs. Raises SettingsError where there are none."""
-    units = []
+    found: dict[str, _Unit] = {}
+
+    def add(verb: str, *given: Any, needs: tuple[str, ...] = (), **options: Any) -> tuple[str, ...]:
+        """Add a unit that the sweep makes; return what waits for it waits for: without it what it would need."""
+        if verb not in spec.make:
+            return needs
+        name = " ".join(map(str, (verb, *given, *(("seed", options["seed"]) if "seed" in options else ()))))
+        found[name] = _Unit(verb, given, options, needs)
+        return (name,)
+
     for symbol in spec.symbols:
-        units.append(_Unit("prepare", symbol))
-        prepared = (units[-1].name,) if "prepare" in spec.make else ()
+        ready = add("prepare", symbol, horizons=spec.horizons, settings=_data_spec(spec.data))
         for horizon in spec.horizons:
-            for seed in spec.seeds:
-                place = symbol, horizon, seed
-                fits = [_Unit(verb, *place, (name,), prepared) for verb in FITS for name in spec.models]
-                trained = tuple(one.name for one in fits if one.verb == "train") if "train" in spec.make else prepared
-                units += [*fits, *([_Unit("stack", *place, tuple(spec.models), trained)] if fits else [])]
-            units.append(_Unit("evaluate", symbol, horizon, needs=prepared))
-    found = {one.name: one for one in units if one.verb in spec.make}
+            for seed in spec.seeds if spec.models else ():
+                run, trained = {"seed": seed, "quick": spec.quick, "uncertified": spec.uncertified}, ready
+                for name, own in spec.models.items():
+                    fit = run | {"needs": ready, "model_settings": own}
+                    trained += add("train", symbol, horizon, name, **fit)
+                    add("cross_validate", symbol, horizon, name, **fit, scheme=FoldSchemeSpec(folds=spec.folds))
+                stacked = {"base_models": tuple(spec.models), "model_settings": spec.models, "folds": spec.folds}
+                add("stack", symbol, horizon, **run, needs=tuple(dict.fromkeys(trained)), **stacked)
+            add("evaluate", symbol, horizon, needs=ready)
     if not found:
         raise SettingsError("There is nothing to do in this sweep", where="sweep", got=f"make: {', '.join(spec.make)}",
                             wanted="symbols, horizons, seeds, models and make, each with at least one")  # fmt: skip
     return found
-
-
-def _arguments(spec: SweepSpec, unit: _Unit) -> tuple[tuple, dict]:
-    """Return the arguments of the unit's verb after the workspace, by position and by name."""
-    if unit.verb == "prepare":
-        return (unit.symbol, spec.horizons), {"settings": _data_spec(spec.data)}
-    if unit.verb == "evaluate":
-        return (unit.symbol, unit.horizon), {}
-    run = {"seed": unit.seed, "quick": spec.quick, "uncertified": spec.uncertified}
-    if unit.verb == "stack":
-        own = {name: spec.models[name] for name in unit.models}
-        return (unit.symbol, unit.horizon, unit.models), run | {"folds": spec.folds, "model_settings": own}
-    scheme = {"scheme": FoldSchemeSpec(folds=spec.folds)} if unit.verb == "cross_validate" else {}
-    return (unit.symbol, unit.horizon, *unit.models), run | scheme | {"model_settings": spec.models[unit.models[0]]}
 
 
 # ---- on Ray --------------------------------------------------------------------------------------------------------
@@ -269,17 +245,14 @@ def _run_on_ray(
                 )  # fmt: skip
         task, begun, outcomes = ray_library.remote(max_retries=RETRIES)(_run_unit), {}, {}
 
-        def run(together: Sequence[_Unit]) -> None:
-            for unit in together:
-                occupied = {"num_cpus": spec.cores, "num_gpus": spec.gpus if unit.models else 0}
-                begun[unit.name] = task.options(**occupied, name=unit.name).remote(
-                    workspace.address,
-                    unit.verb,
-                    *_arguments(spec, unit),
-                    own_modules,
-                    *(begun[one] for one in unit.needs),
+        def run(together: Sequence[str]) -> None:
+            for name in together:
+                occupied = {"num_cpus": spec.cores, "num_gpus": spec.gpus if "seed" in units[name].options else 0}
+                needed = [begun[one] for one in units[name].needs]
+                begun[name] = task.options(**occupied, name=name).remote(
+                    workspace.address, units[name], own_modules, *needed
                 )
-            left = {begun[unit.name]: unit.name for unit in together}
+            left = {begun[name]: name for name in together}
             while left:
                 ended, _ = ray_library.wait([*left], num_returns=len(left), timeout=0)
                 for one in ended:
@@ -289,10 +262,10 @@ def _run_on_ray(
                     time.sleep(POLL_SECONDS)  # Ctrl-C ends a sleep; inside Ray it would be lost
 
         with progress_phase("sweep", len(units), of="units") as done:
-            run([unit for unit in units.values() if unit.verb != "evaluate"])
-            for unit in units.values():
+            run([name for name, unit in units.items() if unit.verb != "evaluate"])
+            for name, unit in units.items():
                 if unit.verb == "evaluate":
-                    run([unit])
+                    run([name])
     for name, unit in units.items():  # Ray passes the error of a unit that died on to those that wait for it
         if behind := [one for one in unit.needs if outcomes[one]["state"] != DONE]:
             outcomes[name] |= {"state": NOT_RUN, "reason": f"It needs: {behind[0]}"}
@@ -303,12 +276,12 @@ def _run_on_ray(
 def _joined_cluster(address: str | None) -> Iterator[None]:
     """Join a cluster, or start Ray here, and leave it at the end, unless this process has joined one before.
 
-    Raises WorkspaceError where the cluster does not answer.
+    Raises SettingsError where the cluster does not answer.
     """
     if ray_library.is_initialized():
         yield
         return
-    environment, handlers = dict(os.environ), {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
+    environment, on_term = dict(os.environ), signal.getsignal(signal.SIGTERM)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.pop("OMP_NUM_THREADS", None)  # Ray gives each unit as many threads as it occupies cores
     local = {"num_cpus": machine_cores(), "include_dashboard": False, "object_store_memory": STORE_BYTES}
@@ -323,8 +296,7 @@ def _joined_cluster(address: str | None) -> Iterator[None]:
                 got=" ".join(str(error).split())[:200], next_step="check --ray",
             ) from None  # fmt: skip
         if threading.current_thread() is threading.main_thread():
-            for number, handler in handlers.items():  # Ray sets its own
-                signal.signal(number, handler)
+            signal.signal(signal.SIGTERM, on_term)  # Ray sets its own
         yield
     finally:
         ray_library.shutdown()
@@ -342,18 +314,11 @@ def _outcome(reference: Any) -> dict:
         return {"state": FAILED, "minutes": np.nan, "machine": "", "reason": f"{reason} units at a time by `cores`"}
 
 
-def _run_unit(
-    address: str, verb: str, given: tuple, options: Mapping, own_modules: Sequence[str], *needed: Mapping
-) -> dict:  # fmt: skip
+def _run_unit(address: str, unit: _Unit, own_modules: Sequence[str], *needed: Mapping) -> dict:
     """Call a verb in this process of the cluster; return its outcome."""
-    began = time.perf_counter()
-
-    def outcome(state: str, reason: str = "") -> dict:
-        minutes = (time.perf_counter() - began) / 60
-        return {"state": state, "minutes": minutes, "machine": socket.gethostname(), "reason": reason}
-
+    began, state, reason = time.perf_counter(), DONE, ""
     if any(one["state"] != DONE for one in needed):
-        return outcome(NOT_RUN)
+        return {"state": NOT_RUN, "minutes": 0.0, "machine": socket.gethostname(), "reason": ""}
     try:
         if "://" not in address and not files.is_folder(Path(address)):
             raise WorkspaceError(
@@ -361,65 +326,50 @@ def _run_unit(
                 next_step="put it into a folder that all machines share, or into a bucket",
             )  # fmt: skip
         import_own_modules(own_modules)
-        VERBS[verb](address, *given, **options)
-    except FactoryError as error:
-        return outcome(FAILED, str(error))
+        VERBS[unit.verb](address, *unit.given, **unit.options)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - one that Ray cannot pass on would hide itself
-        return outcome(
-            FAILED, f"{type(error).__name__}: {error}\n{''.join(traceback.format_tb(error.__traceback__)[-2:])}"
-        )
-    return outcome(DONE)
+        shown = [str(error)] if isinstance(error, FactoryError) else traceback.format_exception(error, limit=-2)
+        state, reason = FAILED, "".join(shown).strip()
+    minutes = (time.perf_counter() - began) / 60
+    return {"state": state, "minutes": minutes, "machine": socket.gethostname(), "reason": reason}
 
 
 # ---- what is finished ----------------------------------------------------------------------------------------------
 
 
-def _forecast(workspace: Workspace, spec: SweepSpec, units: Mapping[str, _Unit]) -> list[dict]:
-    """Return a row per unit: whether it is finished, and the minutes of a training, by those of the same model."""
-    stored = {symbol: read_stored_runs(workspace.results / symbol)[0] for symbol in spec.symbols}
+def _forecast(workspace: Workspace, spec: SweepSpec, units: Mapping[str, _Unit]) -> dict[str, dict]:
+    """Return of each unit whether it is finished, and the minutes of a training, by those of the same model."""
     taken: dict[str, list[float]] = {}
     for artifact in [one for symbol in spec.symbols for one in ArtifactRegistry(workspace.models).list(symbol)]:
         if artifact.kind == "model" and artifact.facts["run"]["quick"] == spec.quick:
             taken.setdefault(artifact.facts["model"], []).append(fit_seconds(artifact) / 60)
-    states, rows = {}, []
+    rows: dict[str, dict] = {}
+    load = lru_cache(maxsize=1)(partial(load_dataset, workspace))  # units of one symbol and horizon follow each other
     for name, unit in units.items():
-        known = taken.get(unit.models[0], ()) if unit.verb == "train" else ()
-        ready = all(states[one] == DONE for one in unit.needs)
-        states[name] = DONE if ready and _is_finished(workspace, spec, unit, stored[unit.symbol]) else TO_DO
-        minutes = float(np.mean(known)) if known and states[name] == TO_DO else np.nan
-        rows.append({"unit": name, "state": states[name], "minutes": minutes, "machine": "", "reason": ""})
+        ready = all(rows[one]["state"] == DONE for one in unit.needs)
+        state = DONE if ready and _is_finished(workspace, spec, unit, load) else TO_DO
+        known = taken.get(unit.given[-1], ()) if (unit.verb, state) == ("train", TO_DO) else ()
+        minutes = float(np.mean(known)) if known else np.nan
+        reason = f"some {minutes:.1f} min" if known else ""
+        rows[name] = {"state": state, "minutes": minutes, "machine": "", "reason": reason}
     return rows
 
 
-def _is_finished(workspace: Workspace, spec: SweepSpec, unit: _Unit, stored: Sequence[StoredRun]) -> bool:
+def _is_finished(
+    workspace: Workspace, spec: SweepSpec, unit: _Unit, load: Callable[[str, int], PreparedDataset]
+) -> bool:
     """Return True where a unit would only load what is there. A report is always written again."""
+    processed = workspace.processed(unit.given[0])
     try:
-        data = DatasetStore.current(workspace.processed(unit.symbol))
+        if unit.verb == "prepare":
+            data, settings = DatasetStore.current(processed), settings_after_previous(_data_spec(spec.data), processed)
+            before = data.facts["settings"]  # whose bars have the length that was found in the file
+            same = fingerprint_json(settings.to_dict() | {"bars": before["bars"]}) == fingerprint_json(before)
+            return same and {*spec.horizons} <= {*data.horizons}
+        data = None if unit.verb == "evaluate" else load(*unit.given[:2])
     except NotPreparedError:
         return False
-    if unit.verb == "evaluate":
-        return False
-    if unit.verb == "prepare":
-        settings = settings_after_previous(_data_spec(spec.data), workspace.processed(unit.symbol))
-        before = data.facts["settings"]  # whose bars have the length that was found in the file
-        same = fingerprint_json(settings.to_dict() | {"bars": before["bars"]}) == fingerprint_json(before)
-        return same and {*spec.horizons} <= {*data.horizons}
-    ended = [one for one in stored if one.ended and one.facts["data"] == data.fingerprint]
-    if unit.verb == "stack":  # its id has the hashes of its base models: it is compared without them
-        own = {name: to_json_value(given) for name, given in spec.models.items() if given}
-        settings = {"base_models": [*unit.models], "folds": stack_folds(spec.folds, spec.quick)}
-        wanted = (unit.horizon, unit.seed, spec.quick, settings | ({"model_settings": own} if own else {}))
-        found = [
-            (*(one.facts[key] for key in ("horizon", "seed", "quick")),
-             {key: value for key, value in one.facts["settings"].items() if key != "bases"})
-            for one in ended
-        ]  # fmt: skip
-        bases = [replace(unit, verb="train", models=(name,)) for name in unit.models]
-        return wanted in found and all(_is_finished(workspace, spec, one, stored) for one in bases)
-    folds = FoldSchemeSpec(folds=spec.folds).to_dict() if unit.verb == "cross_validate" else {}
-    name = unit.models[0]
-    settings = make_run_settings(
-        unit.symbol, unit.horizon, name, task="folds" if folds else "train", seed=unit.seed, quick=spec.quick,
-        data=data.fingerprint, settings={**spec.models[name], **folds},
-    )  # fmt: skip
-    return settings.run_id in {one.base for one in ended}
+    models, scheme = tuple(spec.models), FoldSchemeSpec(folds=spec.folds)
+    return data is not None and WorkOnData(
+        workspace, data, models, settings_per_model(models, spec.models), scheme, unit.options["seed"], spec.quick
+    ).is_finished({"cross_validate": "folds"}.get(unit.verb, unit.verb), *unit.given[2:])

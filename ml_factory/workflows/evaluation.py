@@ -10,7 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.sessions import MINUTE_NS
+from ml_factory.argument_checks import DEMO
+from ml_factory.data.bar_files import read_bars_table
+from ml_factory.data.sessions import MINUTE_NS, assign_sessions
+from ml_factory.data.synthetic import SyntheticSpec, oracle_probabilities, synthetic_market
 from ml_factory.ensemble.stacking import equal_weight_probabilities
 from ml_factory.evaluation.baselines import (
     BASELINES,
@@ -40,20 +43,23 @@ from ml_factory.evaluation.metrics import (
 from ml_factory.evaluation.verdict import (
     ModelVerdict,
     describe_missing_classes,
+    format_verdict_bounds,
     model_verdict,
     verdict_gains_of_rows,
 )
 from ml_factory.inference.predict import common_prediction_index
 from ml_factory.models.session_clock import SessionClock
+from ml_factory.result import Result
 from ml_factory.runs import count_trials
 from ml_factory.storage.artifact_registry import Artifact
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.labels import expected_label_classes
 from ml_factory.targets.weights import effective_sample_size
 from ml_factory.workflows import predictions
-from ml_factory.workflows.prepared_dataset import PreparedDataset, dataset_rows_with_weight
+from ml_factory.workflows.prepared_dataset import PreparedDataset, dataset_rows_with_weight, load_dataset
 
 EQUAL_POOL = "equal_pool"
+EVERY, PATHS = 8, 400  # test rows the oracle forecasts, whose neighbours' labels overlap, and its paths for each
 
 
 @dataclass(frozen=True)
@@ -133,8 +139,9 @@ def evaluate_artifacts(workspace: Workspace, data: PreparedDataset, artifacts: M
     months = pd.Series(gain_N).groupby(np.asarray(times[clear].strftime("%Y-%m"))).agg(rows="size", gain="sum")
     calibration = dataset_calibration_by_class(data, rows, given["test"])
     over_prior = {
-        part: _mean(_row_gains(data, parts[part], own[part], counted[part]["prior"]))
+        part: float(gains.mean()) if len(gains) else float("nan")
         for part in ("train", "validation")
+        for gains in [_row_gains(data, parts[part], own[part], counted[part]["prior"])]
     }
     return Evaluation(
         rows=rows, forecasts=given["test"], metrics=pd.concat(tables, ignore_index=True), verdicts=verdicts,
@@ -173,10 +180,6 @@ def _row_gains(data: PreparedDataset, rows: np.ndarray, p_N3: np.ndarray, other:
     clear = data.unambiguous_mask[rows]
     y = data.y[rows[clear]]
     return row_log_loss(y, other[clear]) - row_log_loss(y, p_N3[clear])
-
-
-def _mean(values: np.ndarray) -> float:
-    return float(values.mean()) if len(values) else float("nan")
 
 
 def _probabilities(
@@ -306,3 +309,50 @@ def baseline_training_rows(data: PreparedDataset, predicted: np.ndarray) -> np.n
     lookback = int((bars - first[np.searchsorted(first, bars, side="right") - 1]).min()) + 1
     train = data.splits["train"]
     return train[data.full_window_mask(lookback)[train]]
+
+
+# ---- the answer of the suite ---------------------------------------------------------------------------------------
+
+
+def suite_answer(workspace: Workspace, found: Result) -> list[str]:
+    """Return the last lines of the suite: edge or not, how sure, what costs leave, on DEMO what could be known."""
+    verdict = found.verdicts[found.chosen]
+    gain = format_verdict_bounds(verdict.gain_best, verdict.gain_best_low, verdict.gain_best_high)
+    lines = [verdict.answer, f"How sure: gain over {verdict.best_baseline} {gain} nats per row, 95 %."]
+    traded = found.traded  # a reason for meta-labels, and for a market whose costs are not known
+    lines.append(f"After costs: {f'not known. {traded}' if isinstance(traded, str) else traded.net_sentence}")
+    if found.symbol == DEMO and (share := _oracle_share(workspace, found)):
+        lines.append(share)
+    return lines
+
+
+def _oracle_share(workspace: Workspace, found: Result) -> str:
+    """Return a sentence with the share of the oracle's gain over the best baseline that the chosen model has.
+
+    "" where the bars are not those of the made-up market, and for labels without barriers.
+    """
+    data = load_dataset(workspace, found.symbol, found.horizon)
+    bars = read_bars_table(workspace.raw_bars(found.symbol))
+    sessions = assign_sessions(pd.DatetimeIndex(bars["timestamp"]).as_unit("ns").asi8, SyntheticSpec.calendar).id
+    market = synthetic_market(SyntheticSpec(days=len(np.unique(sessions))))
+    if data.kind != "triple_barrier" or not np.array_equal(bars["close"], market.bars["close"]):
+        return ""
+    stored = predictions.load_predictions(
+        workspace, found.symbol, found.horizon, found.chosen, found.run_ids[found.chosen]
+    )
+    train = baseline_training_rows(data, data.labels.index.get_indexer(stored.index))  # those of the gain that is shown
+    stored = stored[stored["split"] == "test"]
+    rows = data.labels.index.get_indexer(stored.index)
+    sampled = np.flatnonzero(data.unambiguous_mask[rows])[::EVERY]
+    rows, p_N3 = rows[sampled], stored[PROBABILITIES].to_numpy()[sampled]
+    labels, base_minutes = data.labels.iloc[rows], data.settings["data"]["features"]["base_minutes"]
+    times, up, down = labels.index.as_unit("ns").asi8, labels["up"].to_numpy(), labels["down"].to_numpy()
+    truth = oracle_probabilities(market, times, up, down, found.horizon * base_minutes, paths=PATHS)
+    truth = (PATHS * truth + 1 / 3) / (PATHS + 1)  # one path more than were simulated ends anywhere
+    best = prepared_dataset_baselines(data, train, rows)[found.verdicts[found.chosen].best_baseline]
+    loss = row_log_loss(data.y[rows], best).mean()
+    own, known = (loss - row_log_loss(data.y[rows], p).mean() for p in (p_N3, truth))
+    return (
+        f"Of what can be known: the oracle, which knows how {DEMO} is made and all bars so far, gains {known:+.4f}, "
+        f"and {found.chosen} {own / known:.0%} of that (every {EVERY}th test row)."
+    )

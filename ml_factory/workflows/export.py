@@ -23,10 +23,9 @@ from ml_factory.models.registry import find_model_spec, registered_source_hash
 from ml_factory.result import Result
 from ml_factory.settings import DATA_PACKAGES
 from ml_factory.storage.artifact_registry import Artifact
-from ml_factory.storage.files import files
+from ml_factory.storage.files import files, stored_path
 from ml_factory.storage.json_values import to_json_value
 from ml_factory.storage.serialization import serialize_state
-from ml_factory.storage.stored_paths import stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol, push_workspace_on_exit
 from ml_factory.workflows import predictions
 from ml_factory.workflows.evaluation import evaluate_artifacts
@@ -35,7 +34,7 @@ from ml_factory.workflows.prepared_dataset import PreparedDataset, load_dataset
 FORMATS = ("bundle", "onnx", "pth")
 PTH, _ENDINGS = "model_tpu.pth", {"bundle": "bundle", "card": "md"}
 onnx_export = LazyModule("ml_factory.inference.onnx")  # onnx comes with an extra
-state_dict = LazyModule("ml_factory.training.export_state_dict")  # torch comes with the networks only
+state_dict = LazyModule("ml_factory.training.estimator")  # torch comes with the networks only
 _log = logging.getLogger("ml_factory")
 _FACTS = ("symbol", "horizon", "model", "run_id", "data", "split_times", "limited", "inexact")
 _METRICS = (

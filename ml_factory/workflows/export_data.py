@@ -10,9 +10,7 @@ import pyarrow
 import pyarrow.csv
 import pyarrow.parquet
 
-from ml_factory.data.databases.address import POSTGRES, parse_database_address
-from ml_factory.data.databases.postgres import Postgres
-from ml_factory.data.databases.questdb import QuestDB
+from ml_factory.data.databases.connections import POSTGRES, Postgres, QuestDB, parse_database_address
 from ml_factory.data.databases.selected_rows import RowSelection, SelectedRows, check_output_format, format_time
 from ml_factory.errors import DatabaseError
 from ml_factory.progress import progress_phase

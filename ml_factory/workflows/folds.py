@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ml_factory.argument_checks import check_fold_scheme
-from ml_factory.errors import CheckpointError, FactoryError, FileError
+from ml_factory.argument_checks import SCHEMES
+from ml_factory.errors import CheckpointError, FactoryError, FileError, check_known
 from ml_factory.evaluation.calibration import Calibration, condition_on_classes
 from ml_factory.models.base import ModelBase, describe_differences, merge_inexact_reasons
 from ml_factory.models.registry import build_model
@@ -28,7 +28,7 @@ from ml_factory.targets.splits import (
     walk_forward_expanding,
     walk_forward_rolling,
 )
-from ml_factory.targets.weights import WeightSpec, effective_sample_size
+from ml_factory.targets.weights import effective_sample_size
 from ml_factory.workflows.prepared_dataset import (
     PreparedDataset,
     dataset_rows_with_weight,
@@ -61,7 +61,7 @@ class FoldSchemeSpec:
     window: int | None = None
 
     def __post_init__(self):
-        check_fold_scheme(self.name)
+        check_known("Unknown scheme of folds", "scheme", self.name, SCHEMES)
 
     def cut(self, labels: pd.DataFrame, embargo: int) -> Sequence[Fold]:
         """Return (train, test) positions into `labels` of each fold. Raises SettingsError when the rows cannot be cut
@@ -189,13 +189,11 @@ class FoldModel:
     seed : of the run; that of each fold is derived from it.
     name : name in the registry; a stack has several models.
     settings : the model's own settings.
-    weights : sample weights of the training rows.
     """
 
     seed: int
     name: str
     settings: Mapping
-    weights: WeightSpec | None = None
 
     def build(self, data: PreparedDataset, fold: int) -> ModelBase:
         """Build an untrained model for this fold."""
@@ -301,11 +299,11 @@ def fit_fold(
     test = plan.folds[number][1]
     p, readable = np.full((len(test), 3), np.nan), plan.usable[test]
     fit, held_out = (plan.rows[part] for part in plan.fit_and_held_out(number))
-    if len(np.unique(data.y[dataset_rows_with_weight(data, fit, model.weights)[0]])) < 2:
+    if len(np.unique(data.y[dataset_rows_with_weight(data, fit)[0]])) < 2:
         return p, Calibration(), ()
     estimator, seen = model.build(data, number), {}
     fitted = fit_on_rows(
-        data, estimator, fit, held_out, lambda rows: fit_dataset_preprocessing(data, rows), model.weights,
+        data, estimator, fit, held_out, lambda rows: fit_dataset_preprocessing(data, rows),
         observe=None if observe is None else seen.update, checkpoints=checkpoints,
     )  # fmt: skip
     inputs = fitted.take(plan.rows[test[readable]])

@@ -1,6 +1,9 @@
-"""Views of prepared data: findings in the bars, frames of a row, feature families, certificate, splits."""
+"""Views of prepared data (findings in the bars, frames of a row, families, certificate, splits), and of a network."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,17 +13,26 @@ from ml_factory.data.quality import find_gaps
 from ml_factory.data.resample import asof_rows, resample_bars
 from ml_factory.data.sessions import MarketSpec, assign_sessions
 from ml_factory.datasets.store import DatasetStore, open_current_store
+from ml_factory.errors import SettingsError
 from ml_factory.features import custom
-from ml_factory.features.build import FAMILIES, FeatureStream
+from ml_factory.features.build import FAMILIES, FeatureSpec, FeatureStream
 from ml_factory.features.engine import column_names
+from ml_factory.inference.predict import TrainedModel
 from ml_factory.lazy_module import LazyModule
 from ml_factory.leakage.certificate import Certificate, require_certificate
+from ml_factory.models.registry import build_model_from_state, find_model_spec
+from ml_factory.result import Result
 from ml_factory.settings import certified_code_hash
-from ml_factory.storage.workspace import Workspace
+from ml_factory.storage.workspace import Workspace, check_symbol
+from ml_factory.workflows import predictions
+from ml_factory.workflows.prepared_dataset import dataset_input_reader, load_dataset
 from ml_factory.workflows.prove import stored_data_settings
 
 PROOF_BARS, STREAM_BARS = 50_000, 50_000
+BATCH = 64  # rows of a pass through the network
+MIDDLE = (10, 90)  # percentiles
 data_plots = LazyModule("ml_factory.evaluation.data_plots")  # matplotlib comes with the extra train
+plots = LazyModule("ml_factory.evaluation.plots")
 
 
 # ---- bars and frames -----------------------------------------------------------------------------------------------
@@ -34,10 +46,8 @@ def bar_findings_table(store: DatasetStore) -> pd.DataFrame:
 
 def gap_table(workspace: Workspace | str | Path, symbol: str) -> pd.DataFrame:
     """List every gap of the bars: index, the bar after it; minutes, its length; kind, its reason."""
-    store = open_current_store(workspace, symbol)
-    bars, market = _bars_of(workspace, store)
-    start = bars.index.as_unit("ns").asi8
-    gaps = find_gaps(start, market.calendar, market.bar_minutes)
+    bars, market, _ = _bars_of(workspace, symbol)
+    gaps = find_gaps(bars.index.as_unit("ns").asi8, market.calendar, market.bar_minutes)
     return pd.DataFrame({"minutes": gaps.length, "kind": gaps.kind}, index=bars.index[gaps.row])
 
 
@@ -51,9 +61,7 @@ def frame_alignment(workspace: Workspace | str | Path, symbol: str):
 
     The row is two thirds into the middle session, where every frame is mid-way.
     """
-    store = open_current_store(workspace, symbol)
-    spec = stored_data_settings(store).features
-    bars, market = _bars_of(workspace, store)
+    bars, market, spec = _bars_of(workspace, symbol)
     base, *coarse = (resample_bars(bars, market, minutes) for minutes in (spec.base_minutes, *spec.frames))
     session = np.flatnonzero(base.session == base.session[len(base) // 2])
     visible = [asof_rows(base.known_at, frame.known_at) for frame in coarse]
@@ -82,12 +90,8 @@ def try_feature(workspace: Workspace | str | Path, symbol: str, name: str) -> pd
 
     It is proved on the newest 50,000 of these bars first. Raises LookAheadError naming the bar that changed.
     """
-    store = open_current_store(workspace, symbol)
-    bars, market = _bars_of(workspace, store)
-    base, made = (
-        resample_bars(bars, market, stored_data_settings(store).features.base_minutes),
-        custom.get_custom_feature(name),
-    )
+    bars, market, spec = _bars_of(workspace, symbol)
+    base, made = resample_bars(bars, market, spec.base_minutes), custom.get_custom_feature(name)
     custom.prove_custom_feature(made, base.part(-PROOF_BARS, len(base)))
     index = pd.DatetimeIndex(base.known_at.astype("datetime64[ns]"), tz="UTC", name="known_at")
     return pd.Series(custom.compute_custom_feature(made, base), index=index, name=name)
@@ -98,13 +102,9 @@ def replay(workspace: Workspace | str | Path, symbol: str) -> pd.DataFrame:
 
     They equal the rows of `load_features` bit for bit; custom features within 1e-6 of their standard deviation.
     """
-    store = open_current_store(workspace, symbol)
-    bars, market = _bars_of(workspace, store)
+    bars, market, spec = _bars_of(workspace, symbol)
     session = assign_sessions(bars.index.as_unit("ns").asi8, market.calendar).id
-    last, stream = (
-        int(np.searchsorted(session, session[-1])),
-        FeatureStream(market, stored_data_settings(store).features),
-    )
+    last, stream = int(np.searchsorted(session, session[-1])), FeatureStream(market, spec)
     for first in range(0, last, STREAM_BARS):
         stream.push(bars.iloc[first : min(first + STREAM_BARS, last)])
     pieces = [stream.push(bars.iloc[bar : bar + 1]) for bar in range(last, len(bars))]
@@ -119,18 +119,15 @@ def replay(workspace: Workspace | str | Path, symbol: str) -> pd.DataFrame:
 def certificate(workspace: Workspace | str | Path, symbol: str, horizon: int) -> Certificate:
     """Return the certificate that nothing looks ahead. Raises NotPreparedError without one, naming the command."""
     store = open_current_store(workspace, symbol)
-    code = certified_code_hash()
     return require_certificate(
-        store.folder.parent, store.facts["symbol"], horizon, subject=store.fingerprint, code=code
+        store.folder.parent, store.facts["symbol"], horizon, subject=store.fingerprint, code=certified_code_hash()
     )
 
 
 def draw_cuts(workspace: Workspace | str | Path, symbol: str, horizon: int):
     """Plot the moments after which the newest proof disturbed the future, on the price."""
-    proof, close = (
-        certificate(workspace, symbol, horizon),
-        open_current_store(workspace, symbol).load_row_facts()["close"],
-    )
+    proof = certificate(workspace, symbol, horizon)
+    close = open_current_store(workspace, symbol).load_row_facts()["close"]
     title = f"{symbol}: where the proof cut ({proof.describe()})"
     return data_plots.plot_cuts(close, [(pd.Timestamp(moment), why) for moment, why in proof.cuts], title=title)
 
@@ -153,9 +150,82 @@ def draw_split(workspace: Workspace | str | Path, symbol: str, horizon: int):
     return split_figure(open_current_store(workspace, symbol), horizon)
 
 
-def _bars_of(workspace: Workspace | str | Path, store: DatasetStore) -> tuple[pd.DataFrame, MarketSpec]:
-    """Return the checked bars that a data set was prepared from, and its market."""
-    market = MarketSpec.from_dict(store.facts["market"])
-    return load_bars(Workspace(workspace), store.facts["symbol"], stored_data_settings(store).bars, market=market)[
-        0
-    ], market
+def _bars_of(workspace: Workspace | str | Path, symbol: str) -> tuple[pd.DataFrame, MarketSpec, FeatureSpec]:
+    """Return the checked bars that the current data set was prepared from, its market, and settings of its features."""
+    store = open_current_store(workspace, symbol)
+    market, settings = MarketSpec.from_dict(store.facts["market"]), stored_data_settings(store)
+    bars, _ = load_bars(Workspace(workspace), store.facts["symbol"], settings.bars, market=market)
+    return bars, market, settings.features
+
+
+# ---- a network (TFT: Lim et al. 2021, section 7); F features, T steps ----------------------------------------------
+
+
+def explain(
+    workspace: Workspace | str | Path, symbol: str, horizon: int, model: str, *, rows: int = 512, run: str = ""
+) -> Result:
+    """Explain the newest finished network of the prepared data on validation rows.
+
+    rows : number of evenly spaced validation rows, at most.
+    run : run id; "" for the newest on this data.
+    Raises SettingsError for a model without windows, NotPreparedError where none is finished.
+
+    The result has, None and [] where the network has no explanation,
+
+    shares : index feature; share of the variable selection (sum 1), low and high (percentiles 10 and 90 of the rows),
+        largest first.
+    attention : index bars_back; attention, low, high.
+    rows : number of rows that were explained.
+    pictures : two figures, variables and attention over time.
+    """
+    started, workspace, symbol = time.perf_counter(), Workspace(workspace), check_symbol(symbol)
+    if not find_model_spec(model).windowed:
+        raise SettingsError(
+            "Only networks have an explanation", where="model", got=model, wanted="a network",
+            next_step="use the importances of the result of train()",
+        )  # fmt: skip
+    data = load_dataset(workspace, symbol, horizon)
+    artifact = predictions.find_artifact_to_predict(workspace, symbol, horizon, model, run, data.fingerprint)
+    fitted = build_model_from_state(TrainedModel.from_state(artifact.load_state()).model_state)
+    explain_method = getattr(fitted.network, "explain", None)
+    facts = {"symbol": symbol, "horizon": horizon, "model": model}
+    if explain_method is None:
+        none = {"rows": 0, "shares": None, "attention": None, "seconds": time.perf_counter() - started}
+        return Result([f"{model} has no explanation; MODEL = 'tft' has one"], also={"pictures": []}, **facts, **none)
+    usable = data.splits["validation"][data.full_window_mask(fitted.lookback)[data.splits["validation"]]]
+    some = usable[np.unique(np.linspace(0, len(usable) - 1, min(rows, len(usable))).astype(np.int64))]
+    windows = dataset_input_reader(data, data.scaler, fitted)(some)
+    share_NF, attention_NT = _shares_and_attention(explain_method, windows)
+    shares = _mean_and_middle(share_NF, "share", pd.Index(data.features.columns, name="feature"))
+    shares = shares.sort_values("share", ascending=False, kind="stable")
+    attention = _mean_and_middle(
+        attention_NT, "attention", pd.RangeIndex(fitted.lookback - 1, -1, -1, name="bars_back")
+    )
+    selects = ", ".join(f"{name} {share:.1%}" for name, share in shares["share"].head(5).items())
+    seconds, newest = time.perf_counter() - started, attention.loc[0, "attention"]
+    line = (
+        f"{model} on {len(some):,} validation rows of {symbol}: selects {selects}; "
+        f"{newest:.0%} of its attention is on the newest of {len(attention)} bars ({seconds:.1f} s)"
+    )
+    pictures = [plots.plot_variable_shares(shares), plots.plot_attention(attention)]
+    return Result(
+        [line], also={"pictures": pictures}, **facts, rows=len(some), shares=shares, attention=attention,
+        seconds=seconds,
+    )  # fmt: skip
+
+
+def _shares_and_attention(explain_method: Callable, windows: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return (variable shares (N, F), mean over the window's steps; attention of the answer (N, T))."""
+    pieces = []
+    for first in range(0, len(windows), BATCH):
+        part = windows.take(np.arange(first, min(first + BATCH, len(windows))))
+        shares_BTF, attention_BT = explain_method(part.gather(np.arange(len(part))))
+        pieces.append((shares_BTF.mean(dim=1).numpy(), attention_BT.numpy()))
+    share, attention = zip(*pieces, strict=True)
+    return np.concatenate(share), np.concatenate(attention)
+
+
+def _mean_and_middle(values_NX: np.ndarray, name: str, index: pd.Index) -> pd.DataFrame:
+    low, high = np.percentile(values_NX, MIDDLE, axis=0)
+    mean = values_NX.mean(axis=0, dtype=np.float64)
+    return pd.DataFrame({name: mean, "low": low, "high": high}, index=index)

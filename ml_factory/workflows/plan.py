@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +10,14 @@ import pandas as pd
 
 from ml_factory.argument_checks import check_seed, check_units_per_hour
 from ml_factory.checkpoints.checkpoint_folder import CheckpointFolder
-from ml_factory.checkpoints.compute_session import expected_hours_left
+from ml_factory.checkpoints.schedule import expected_hours_left
 from ml_factory.datasets.row_selection import sample_contiguous_blocks
 from ml_factory.errors import SettingsError, did_you_mean
 from ml_factory.models.registry import available_models, find_model_spec
 from ml_factory.result import Result
 from ml_factory.runs import RunFolder, finished_folds, newest_run_folder
 from ml_factory.settings import TASKS, RunSettings, make_run_settings
-from ml_factory.storage.artifact_registry import ArtifactRegistry
+from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.folds import FoldSchemeSpec, plan_folds
 from ml_factory.workflows.prepared_dataset import (
@@ -66,11 +65,12 @@ def plan(
     started, workspace, hours = time.perf_counter(), Workspace(workspace), expected_hours_left()
     chosen = available_models() if models is None else [find_model_spec(name).name for name in models]
     settings, data = settings_per_model(chosen, model_settings), load_dataset(workspace, symbol, horizon)
-    planner = _Planner(workspace, data, tuple(chosen), quick, seed, settings, FoldSchemeSpec(scheme, folds))
-    units = [unit for name in chosen for unit in planner.fits(name)] if {"train", "stack"} & set(tasks) else []
-    units += [unit for name in chosen for unit in planner.folds(name)] if "folds" in tasks else []
+    work = WorkOnData(workspace, data, tuple(chosen), settings, FoldSchemeSpec(scheme, folds), seed, quick)
+    wanted = [("train", name) for name in chosen] if {"train", "stack"} & set(tasks) else []
+    wanted += [("folds", name) for name in chosen] if "folds" in tasks else []
+    units = [work.left(*one) for one in wanted if not work.is_finished(*one)]
     units.sort(key=lambda unit: (unit["done_percent"] == 0, unit["seconds"], unit["unit"]))
-    units += planner.stack() if "stack" in tasks else []
+    units += [work.left("stack")] if "stack" in tasks and not work.is_finished("stack") else []
     table = pd.DataFrame(_schedule(units, 3600 * hours), columns=["unit", *_COLUMNS]).set_index("unit")
     price = ""
     if units_per_hour is not None:
@@ -124,76 +124,76 @@ def _schedule(units: Sequence[dict], seconds: float) -> list[dict]:
     return rows
 
 
-def _unit(name: str, seconds: float, done: float) -> dict:
-    return {"unit": name, "seconds": seconds, "done_percent": round(100 * done, 1)}
+@dataclass(frozen=True)
+class WorkOnData:
+    """Runs on a data set: of each model a training and a cross-validation, and a stack of them all.
 
-
-@dataclass
-class _Planner:
-    """Units of work that are not finished; fields as of `plan`."""
+    settings : model -> its settings. scheme : of the cross-validation; a stack has as many folds.
+    """
 
     workspace: Workspace
     data: PreparedDataset
     models: tuple[str, ...]
-    quick: bool
-    seed: int
-    settings: Mapping
+    settings: Mapping[str, Mapping]
     scheme: FoldSchemeSpec
+    seed: int
+    quick: bool
     costs: dict[str, FitCost] = field(default_factory=dict)  # measured, of each requested model
 
-    @cached_property
-    def artifacts(self) -> dict[str, str]:
-        """Run id -> hash of its artifact."""
-        found = ArtifactRegistry(self.workspace.models).list(self.data.symbol)
-        return {one.facts["run_id"]: one.hash for one in found if "run_id" in one.facts}
+    def is_finished(self, task: str, name: str = "") -> bool:
+        """Return True where the run of a model, or the stack, would only be loaded."""
+        run = self._run(task, name)
+        return run is not None and (run.ended if task == "folds" else self._artifact(run) is not None)
 
-    def fits(self, name: str) -> list[dict]:
-        """Return the fit of a model on the chronological split."""
-        run = self._run(self._spec(name))
-        if run.run_id in self.artifacts:
-            return []
-        folder, cost = CheckpointFolder(self.workspace.checkpoints, 1), self._cost(name)
-        newest = next(iter(folder.infos(run.run_id, f"train_{name}")), {"metrics": {}})["metrics"]
-        done = min(newest.get("rounds", newest.get("epochs", 0)) / cost.iterations, 1.0)
-        return [_unit(name, cost.seconds(done), done)]
+    def left(self, task: str, name: str = "") -> dict:
+        """Return name, seconds and finished share of a run: of a training by its newest checkpoint, else by its folds.
 
-    def folds(self, name: str) -> list[dict]:
-        """Return the cross-validation of a model."""
-        run = self._run(self._spec(name, "folds", self.scheme.to_dict()))
-        if run.ended:
-            return []
-        seconds, count = self._fold_seconds(name, self.data.development_rows(), self.scheme)
-        done = finished_folds(run.folder, name)[0] / count
-        return [_unit(f"folds of {name}", seconds * (1 - done), done)]
+        The pool of a stack itself costs next to nothing.
+        """
+        run = self._run(task, name)
+        if task == "train":
+            cost, folder = self._cost(name), CheckpointFolder(self.workspace.checkpoints, 1)
+            newest = next(iter(folder.infos(run.run_id, f"train_{name}")), {"metrics": {}})["metrics"]
+            done = min(newest.get("rounds", newest.get("epochs", 0)) / cost.iterations, 1.0)
+            return {"unit": name, "seconds": cost.seconds(done), "done_percent": round(100 * done, 1)}
+        rows, scheme, models = self.data.development_rows(), self.scheme, (name,)
+        if task == "stack":
+            rows, models = self.data.splits["train"], self.models
+            scheme = FoldSchemeSpec(folds=stack_folds(self.scheme.folds, self.quick))
+        seconds, shares = 0.0, []
+        for one in models:
+            whole, count = self._fold_seconds(one, rows, scheme)
+            shares.append(finished_folds(run.folder, one)[0] / count if run else 0.0)
+            seconds += whole * (1 - shares[-1])
+        unit = "stack" if task == "stack" else f"folds of {name}"
+        return {"unit": unit, "seconds": seconds, "done_percent": round(100 * float(np.mean(shares)), 1)}
 
-    def stack(self) -> list[dict]:
-        """Return the folds of every base model on the training rows; the pool itself costs next to nothing."""
-        data, count = self.data, stack_folds(self.scheme.folds, self.quick)
-        bases, run = [self.artifacts.get(self._run(self._spec(name)).run_id) for name in self.models], None
-        if all(bases):  # a stack is identified by its finished base models and these settings
-            run = self._run(stack_run_settings(data, self.models, bases, count, self.seed, self.quick, self.settings))
-            if run.run_id in self.artifacts:
-                return []
-        seconds, finished = 0.0, 0
-        for name in self.models:
-            ended = finished_folds(run.folder, name)[0] if run else 0
-            whole, _ = self._fold_seconds(name, data.splits["train"], FoldSchemeSpec(folds=count))
-            seconds, finished = seconds + whole * (1 - ended / count), finished + ended
-        return [_unit("stack", seconds, finished / (count * len(self.models)))]
+    def _artifact(self, run: RunFolder) -> Artifact | None:
+        return ArtifactRegistry(self.workspace.models).find(self.data.symbol, run_id=run.run_id)
+
+    def _run(self, task: str, name: str) -> RunFolder | None:
+        """Return the newest attempt at a run; None for a stack whose base models, which identify it, are missing."""
+        if task == "stack":
+            bases = [self._artifact(self._run("train", one)) for one in self.models]
+            if None in bases:
+                return None
+            hashes, folds = [one.hash for one in bases], stack_folds(self.scheme.folds, self.quick)
+            spec = stack_run_settings(self.data, self.models, hashes, folds, self.seed, self.quick, self.settings)
+        else:
+            spec = self._spec(name, task)
+        return newest_run_folder(self.workspace.results / self.data.symbol, spec.run_id)
+
+    def _spec(self, name: str, task: str = "train") -> RunSettings:
+        return make_run_settings(
+            self.data.symbol, self.data.horizon, name, task=task, seed=self.seed, quick=self.quick,
+            data=self.data.fingerprint,
+            settings={**self.settings.get(name, {}), **(self.scheme.to_dict() if task == "folds" else {})},
+        )  # fmt: skip
 
     def _cost(self, name: str) -> FitCost:
         if name not in self.costs:
             self.costs[name] = fit_cost(self.data, self._spec(name))
         return self.costs[name]
-
-    def _spec(self, name: str, task: str = "train", more: Mapping | None = None) -> RunSettings:
-        return make_run_settings(
-            self.data.symbol, self.data.horizon, name, task=task, seed=self.seed, quick=self.quick,
-            data=self.data.fingerprint, settings={**self.settings.get(name, {}), **(more or {})},
-        )  # fmt: skip
-
-    def _run(self, settings: RunSettings) -> RunFolder:
-        return newest_run_folder(self.workspace.results / self.data.symbol, settings.run_id)
 
     def _fold_seconds(self, name: str, rows: np.ndarray, scheme: FoldSchemeSpec) -> tuple[float, int]:
         """Return the seconds of all folds, of their training rows less those kept for early stopping; their number."""
@@ -236,7 +236,7 @@ def fit_seconds(data: PreparedDataset, spec: RunSettings, size: tuple[int, int])
         sample_contiguous_blocks(rows, max(1, round(share * len(rows)))) if share < 1 else rows
         for rows in (train, held_out)
     ]
-    *_, learnt, validation = fit_inputs(data, model, *parts, lambda rows: data.scaler, None)
+    *_, learnt, validation = fit_inputs(data, model, *parts, lambda rows: data.scaler)
     unit = "epochs" if find_model_spec(spec.model).windowed else "rounds"
     model.settings = replace(model.settings, **{unit: size[1]})
     began = time.perf_counter()

@@ -38,8 +38,7 @@ from ml_factory.models.registry import available_models, find_model_spec
 from ml_factory.result import Result
 from ml_factory.settings import DATA_PACKAGES
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
-from ml_factory.storage.files import files
-from ml_factory.storage.stored_paths import stored_path
+from ml_factory.storage.files import files, stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol, push_workspace_on_exit, require_raw_bars
 from ml_factory.workflows.prepared_dataset import PreparedDataset, limit_training_rows, quick_row_limit
 
@@ -221,13 +220,7 @@ def find_artifact_to_predict(
     _check_model_name(model)
     found = _finished(workspace, symbol, horizon, model, data)
     if run and found:
-        known = dict.fromkeys(one.facts["run_id"] for one in found)
-        found = [one for one in found if one.facts["run_id"] == run][-1:]
-        if not found:
-            raise NotPreparedError(
-                f"No finished run of this id of {model}", where=workspace.models / symbol, got=run,
-                wanted=f"one of {', '.join([*known][-5:])}", next_step="name one of these, or none for the newest",
-            )  # fmt: skip
+        found = [_of_run(found, run, f"{symbol}, {model}, horizon {horizon}")]
     chosen = _newest_full([one for one in found if one.facts["data"] == found[-1].facts["data"]])
     if chosen is None:
         how = "stack" if model == STACK else f"train --model {model}"
@@ -239,6 +232,17 @@ def find_artifact_to_predict(
             next_step=f"train it first (notebook {notebook}: {how})",
         )  # fmt: skip
     return chosen
+
+
+def _of_run(found: Sequence[Artifact], run: str, where: str) -> Artifact:
+    """Return the newest of these artifacts that a run made. Raises NotPreparedError, naming the newest runs."""
+    by_run = {one.facts["run_id"]: one for one in found}
+    if run not in by_run:
+        raise NotPreparedError(
+            "No finished run of this id", where=where, got=run, wanted=f"one of {', '.join([*by_run][-5:]) or 'none'}",
+            next_step="name one of these, or none for the newest; or prepare as for that run",
+        )  # fmt: skip
+    return by_run[run]
 
 
 def describe_run_choice(workspace: Workspace, artifact: Artifact, run: str, data: str = "") -> str:
@@ -269,15 +273,8 @@ def artifacts_to_compare(
     for name in models or ():
         _check_model_name(name)
     here, found = _finished(workspace, data.symbol, data.horizon, data=data.fingerprint), {}
-    by_run = {one.facts["run_id"]: one for one in here}
-    for run in runs:
-        if run not in by_run:
-            raise NotPreparedError(
-                "No finished run of this id on the prepared data", where=f"{data.symbol}, horizon {data.horizon}",
-                got=run, wanted=f"one of {', '.join([*by_run][-5:]) or 'none'}",
-                next_step="name one of these, or prepare as for that run",
-            )  # fmt: skip
-    named = {by_run[run].name: by_run[run] for run in runs}
+    where = f"{data.symbol}, horizon {data.horizon}"
+    named = {one.name: one for one in (_of_run(here, run, f"{where}, the prepared data") for run in runs)}
     if len(named) < len(runs):
         raise SettingsError("Two runs of one model", where="run", got=", ".join(runs), wanted="one run of each model")
     for name in [*models, *named] if models else [*available_models(), STACK]:
@@ -289,7 +286,7 @@ def artifacts_to_compare(
             raise NotPreparedError(f"No finished {name} on this data", where=data.symbol, next_step=step)
     if not found:
         raise NotPreparedError(
-            "Nothing is trained yet", where=f"{data.symbol}, horizon {data.horizon}",
+            "Nothing is trained yet", where=where,
             next_step=f"python -m ml_factory train --symbol {data.symbol} --horizon {data.horizon} --model xgboost",
         )  # fmt: skip
     return found

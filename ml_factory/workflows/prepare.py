@@ -19,7 +19,6 @@ from ml_factory.data.rolls import RollSpec
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import ensure_synthetic_demo_market
 from ml_factory.data.validation import RawBarSpec
-from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.preprocessing import fit_preprocessing_steps
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import NotPreparedError, SettingsError
@@ -283,9 +282,8 @@ def _write_horizon(store: DatasetStore, built: Built, settings: DataSpec, market
     if found:
         check_found_barriers_rows(found, labels, splits)
     train_rows = labels["entry_bar"].to_numpy()[splits["train"]] - first
-    sample = TransformFitSample(store.values, tuple(store.feature_names), train_rows)
     with progress_phase(f"scaler {horizon}", len(train_rows)):
-        scaler = fit_preprocessing_steps(settings.preprocess, sample)
+        scaler = fit_preprocessing_steps(settings.preprocess, store.values, train_rows)
     with progress_phase(f"storing {horizon}", len(labels)):
         store.write_horizon(horizon, labels, splits, scaler)
         return _horizon_facts(labels, splits, settings.labels.kind)
@@ -322,7 +320,7 @@ def _result(
     balance = pd.DataFrame({horizon: facts["balance"] for horizon, facts in stored.items()}).T.rename_axis("horizon")
     parts = {(horizon, part): stored[horizon]["parts"][part] for horizon in horizons for part in SPLITS}
     last = horizons[-1]
-    weeks = interval_week_numbers(store.load_label_ends(last).index[store.load_splits(last)["test"]])
+    weeks = interval_week_numbers(store.load_labels(last).index[store.load_splits(last)["test"]])
     spanned, proof = count_interval_weeks(weeks), describe_proof_of_store(store, last)
     how, resumed = "found as prepared before" if reused else "prepared now", None if reused else found
     if resumed is not None:

@@ -13,10 +13,8 @@ import pandas as pd
 
 from ml_factory.argument_checks import check_horizon
 from ml_factory.code_fingerprint import source_hash
-from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.preprocessing import (
     FittedStep,
-    column_changing_steps,
     fit_preprocessing_steps,
     is_preprocessing_linear,
 )
@@ -38,7 +36,7 @@ from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace, check_symbol
 from ml_factory.targets.label_table import usable_label_rows
 from ml_factory.targets.labels import label_classes, stored_label_kind
-from ml_factory.targets.weights import WeightSpec, training_weights
+from ml_factory.targets.weights import training_weights
 
 SPLITS = ("train", "validation", "test")
 CLOCK_COLUMN = "session_progress"  # column of the clock offset (`models.session_clock`)
@@ -228,8 +226,7 @@ def fit_dataset_preprocessing(data: PreparedDataset, rows: np.ndarray) -> Fitted
 
     rows : positions into the labels' rows.
     """
-    sample = TransformFitSample(data.x_NF, tuple(data.features.columns), data.row[rows])
-    return fit_preprocessing_steps(data.settings["data"]["preprocess"], sample)
+    return fit_preprocessing_steps(data.settings["data"]["preprocess"], data.x_NF, data.row[rows])
 
 
 InputReader = Callable[[np.ndarray], object]
@@ -261,7 +258,7 @@ def resolve_dataset_settings(data: PreparedDataset, settings: Mapping) -> dict:
     if offset == "none" or "offset_column" in settings:
         return settings
     steps = data.settings["data"]["preprocess"]
-    if CLOCK_COLUMN not in columns or column_changing_steps(steps) or not is_preprocessing_linear(steps):
+    if CLOCK_COLUMN not in columns or not is_preprocessing_linear(steps):
         if given:
             raise SettingsError(
                 "This data set has no clock column for the offset", where="offset", got=given,
@@ -285,9 +282,7 @@ def limit_training_rows(rows: np.ndarray, limit: int) -> tuple[np.ndarray, dict]
     return kept, {"training rows": f"{len(kept):,} of {len(rows):,}"}
 
 
-def dataset_rows_with_weight(
-    data: PreparedDataset, rows: np.ndarray, spec: WeightSpec | None = None
-) -> tuple[np.ndarray, np.ndarray]:
+def dataset_rows_with_weight(data: PreparedDataset, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows of positive weight, and their weights, computed from these rows alone."""
-    weights = training_weights(data.labels.iloc[rows], spec)
+    weights = training_weights(data.labels.iloc[rows])
     return rows[weights > 0], weights[weights > 0]

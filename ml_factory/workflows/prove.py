@@ -14,7 +14,6 @@ from ml_factory.data.bar_files import read_bars_table
 from ml_factory.data.bar_report import hash_bars
 from ml_factory.data.sessions import PRICES, MarketSpec
 from ml_factory.data.validation import RawBarSpec
-from ml_factory.datasets.fitted_transforms import TransformFitSample
 from ml_factory.datasets.preprocessing import fit_preprocessing_steps
 from ml_factory.datasets.scaling import SCALERS
 from ml_factory.datasets.store import DatasetStore
@@ -69,7 +68,7 @@ def prove_store(
     for horizon in horizons:
         with progress_phase(f"stored split {horizon}"):
             split = Split("stored", store.load_splits(horizon), settings.splits.embargo_bars)
-            found.add(find_unpurged_rows(store.load_label_ends(horizon), split, f"split h{horizon}"))
+            found.add(find_unpurged_rows(store.load_labels(horizon), split, f"split h{horizon}"))
     found.merge(check_custom_features(bars, facts, settings.features, quick=spec.form == "quick"))
     found.merge(also)
     code = certified_code_hash()
@@ -190,15 +189,15 @@ def _audit_scaler(store: DatasetStore, horizon: int, found: Findings, *, columns
     given = found.given("scaler", store.load_scaler(horizon))
     given = given if isinstance(given, dict) else given.to_dict()
     with progress_phase(f"refitting scaler {horizon}") as done:
-        train = store.load_label_ends(horizon).index[store.load_splits(horizon)["train"]]
-        rows, values, names = store.known_at.searchsorted(train), store.values, tuple(store.feature_names)
-        if columns and len(steps) == 1 and steps[0] in SCALERS and len(names) > columns:
-            some = np.sort(seeded_generator("scaler columns", horizon).choice(len(names), columns, replace=False))
-            values, rows, names = values[rows[:, None], some], np.arange(len(rows)), tuple(names[k] for k in some)
+        train = store.load_labels(horizon).index[store.load_splits(horizon)["train"]]
+        rows, values, features = store.known_at.searchsorted(train), store.values, len(store.feature_names)
+        if columns and len(steps) == 1 and steps[0] in SCALERS and features > columns:
+            some = np.sort(seeded_generator("scaler columns", horizon).choice(features, columns, replace=False))
+            values, rows = values[rows[:, None], some], np.arange(len(rows))
             numbers = [name for name in ("center", "scale", "knots") if name in given]
             given = {**given, **{name: np.asarray(given[name])[some].tolist() for name in numbers}}
         done(len(rows))
-        wanted = fit_preprocessing_steps(steps, TransformFitSample(values, names, rows))
+        wanted = fit_preprocessing_steps(steps, values, rows)
     part = f"scaler h{horizon}"
     found.count(part, len(rows))
     found.add(compare_states(part, "scaler", given, wanted, "the steps refitted on the training rows"))

@@ -14,9 +14,9 @@ from ml_factory.errors import NotPreparedError, SettingsError
 from ml_factory.evaluation.backtest.contracts import ContractSpec
 from ml_factory.evaluation.baselines import BASELINES
 from ml_factory.evaluation.calibration import reliability_table
-from ml_factory.evaluation.deciles import decile_returns
 from ml_factory.evaluation.findings import finding_lines, findings_section, next_step_sentence, sort_findings
 from ml_factory.evaluation.html_report import HtmlSection, write_html_report
+from ml_factory.evaluation.metrics import decile_returns
 from ml_factory.evaluation.verdict import BASELINE_LINES, format_verdict_bounds, verdict_gains_of_folds
 from ml_factory.features.build import FeatureSpec
 from ml_factory.lazy_module import LazyModule
@@ -306,15 +306,15 @@ def _decile_returns_section(data: PreparedDataset, evaluated: Evaluation) -> Htm
         return HtmlSection(
             "Returns", text="There are fewer than 100 test rows, or the forecast is constant: no deciles."
         )
-    whole = found.information
+    table, whole = found
     return HtmlSection(
         "Returns",
         text=f"Information coefficient of {evaluated.chosen}: {whole.mean:+.4f} (95 % from {whole.low:+.4f} to "
         f"{whole.high:+.4f}), the Spearman correlation of p_long − p_short with the realised return over "
         f"{whole.rows:,} test rows.\n\nA return is the log return from the row to the label's end, before costs.",
         figures=[("Mean return of each decile in basis points. Lines are 95 % intervals.",
-                  plots.plot_deciles(found.table))],
-        tables=[("By decile of p_long − p_short", found.table)],
+                  plots.plot_deciles(table))],
+        tables=[("By decile of p_long − p_short", table)],
     )  # fmt: skip
 
 

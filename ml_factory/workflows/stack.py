@@ -73,7 +73,7 @@ def stack(
     folds = stack_folds(folds, chosen.quick)
     hashes, shared = [], replace(chosen, fresh=False, run="")
     for name in base_models:
-        base = train_or_load(workspace, symbol, horizon, name, (), settings.get(name), None, None, shared)
+        base = train_or_load(workspace, symbol, horizon, name, (), settings.get(name), None, shared)
         if base is not None:
             hashes.append(base.artifact.hash)
             if not files.is_file(base.run.folder / "report.html"):  # a finished model keeps its report as it is

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,14 @@ from ml_factory.features.custom import own_features_line
 from ml_factory.inference.predict import TrainedModel, times_of_splits
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import ModelBase, ModelFitResult, installed_library_versions, merge_inexact_reasons
-from ml_factory.models.importances import feature_importance_table
 from ml_factory.models.registry import build_model, check_registered_model_settings, find_model_spec
+from ml_factory.models.tabular import feature_importance_table
 from ml_factory.process_identity import process_rank
 from ml_factory.result import Result
 from ml_factory.runs import FitCheckpoints, Run, RunOptions, history_log_steps, newest_run_folder, open_run
 from ml_factory.settings import QuickLimits, RunSettings, make_run_settings
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.workspace import Workspace, push_workspace_on_exit
-from ml_factory.targets.weights import WeightSpec
 from ml_factory.tracking.run_log import count_run_log_steps, is_log_complete
 from ml_factory.workflows import report
 from ml_factory.workflows.evaluation import evaluate_artifacts
@@ -50,8 +49,7 @@ plots = LazyModule("ml_factory.evaluation.plots")  # matplotlib comes with the e
 @push_workspace_on_exit
 def train(
     workspace: Workspace | str | Path, symbol: str, horizon: int, model: str, *, callbacks: Sequence[Callback] = (),
-    model_settings: Mapping | None = None, weights: WeightSpec | None = None, estimator: ModelBase | None = None,
-    **options: Any,
+    model_settings: Mapping | None = None, estimator: ModelBase | None = None, **options: Any,
 ) -> Result | None:  # fmt: skip
     """Train one model on the training rows, stop early and calibrate on validation rows, evaluate on test rows.
 
@@ -60,7 +58,6 @@ def train(
     callbacks : each is called (epoch, metrics) after every epoch or booster block, and with the model as third argument
         where it takes one.
     model_settings : settings of the model by name.
-    weights : weight of each training row; default: average uniqueness of its label.
     estimator : the model that `open_training` returned for the same arguments. It is the one that is fitted, so that a
         callback may read its state, and it holds the finished model afterwards.
     options : fields of `RunOptions`: seed, quick, fresh, run, source, mirror, uncertified, on_status.
@@ -76,7 +73,7 @@ def train(
     """
     started = time.perf_counter()
     trained = train_or_load(
-        workspace, symbol, horizon, model, callbacks, model_settings, weights, estimator, RunOptions.of(options)
+        workspace, symbol, horizon, model, callbacks, model_settings, estimator, RunOptions.of(options)
     )
     return None if trained is None else trained.reported(started)
 
@@ -113,10 +110,10 @@ class FinishedTraining:
 
 def train_or_load(
     workspace: Workspace, symbol: str, horizon: int, model: str, callbacks: Sequence[Callback],
-    model_settings: Mapping | None, weights: WeightSpec | None, estimator: ModelBase | None, options: RunOptions,
+    model_settings: Mapping | None, estimator: ModelBase | None, options: RunOptions,
 ) -> FinishedTraining | None:  # fmt: skip
     """Train, resume or load as `train`, and write no report; None in a further process of torchrun."""
-    data, spec = _load_training(workspace, symbol, horizon, model, model_settings, weights, options)
+    data, spec = _load_training(workspace, symbol, horizon, model, model_settings, options)
     if process_rank():
         _fit_in_further_rank(data, spec)
         return None
@@ -140,7 +137,7 @@ def train_or_load(
 
 def open_training(
     workspace: Workspace | str | Path, symbol: str, horizon: int, model: str, *,
-    model_settings: Mapping | None = None, weights: WeightSpec | None = None, **options: Any,
+    model_settings: Mapping | None = None, **options: Any,
 ) -> tuple[ModelBase, CheckpointManager]:  # fmt: skip
     """Return the model that `train` fits with these arguments, not fitted yet, and the checkpoints of its run.
 
@@ -151,18 +148,17 @@ def open_training(
     """
     workspace = Workspace(workspace)
     chosen = RunOptions.of(options, unused=("run", "source", "mirror", "on_status"))
-    data, spec = _load_training(workspace, symbol, horizon, model, model_settings, weights, chosen)
+    data, spec = _load_training(workspace, symbol, horizon, model, model_settings, chosen)
     run = newest_run_folder(workspace.results / symbol, spec.run_id, chosen.fresh)
     manager = CheckpointManager(workspace.checkpoints_of(run.run_id), run=run.run_id, during_training=True)
     return build_untrained_model(data, spec)[0], manager
 
 
 def _load_training(
-    workspace: Workspace, symbol: str, horizon: int, model: str, model_settings: Mapping | None,
-    weights: WeightSpec | None, options: RunOptions,
+    workspace: Workspace, symbol: str, horizon: int, model: str, model_settings: Mapping | None, options: RunOptions
 ) -> tuple[PreparedDataset, RunSettings]:  # fmt: skip
     """Return the certified data and the run settings of a training."""
-    settings = check_registered_model_settings(model, model_settings) | weight_settings(weights)
+    settings = check_registered_model_settings(model, model_settings)
     data = load_data_of_run(workspace, symbol, horizon, options)
     spec = make_run_settings(
         symbol, horizon, model, task="train", seed=options.seed, quick=options.quick, data=data.fingerprint,
@@ -177,11 +173,6 @@ def load_data_of_run(workspace: Workspace, symbol: str, horizon: int, options: R
     if names := data.settings["data"]["features"]["custom"]:
         options.on_status(own_features_line(names))
     return data
-
-
-def weight_settings(spec: WeightSpec | None) -> dict:
-    """Return the weight settings for the run's record; {} for the default weights."""
-    return {} if spec in (None, WeightSpec()) else {"weights": asdict(spec)}
 
 
 # ---- the fit -------------------------------------------------------------------------------------------------------
@@ -205,8 +196,7 @@ class FitOnRows:
 
 def fit_on_rows(
     data: PreparedDataset, model: ModelBase, train: np.ndarray, held_out: np.ndarray,
-    scaler: Callable[[np.ndarray], FittedStep], weights: WeightSpec | None = None, *,
-    observe: Callable[[dict], object] | None = None, **options: Any,
+    scaler: Callable[[np.ndarray], FittedStep], *, observe: Callable[[dict], object] | None = None, **options: Any,
 ) -> FitOnRows:  # fmt: skip
     """Fit the model on training rows, and stop it early and calibrate it on held-out rows, all of positive weight.
 
@@ -216,7 +206,7 @@ def fit_on_rows(
         inputs_train (a copy), y.
     options : callbacks and checkpoints, as of `ModelBase.fit`.
     """
-    rows, fitted, take, learnt, validation = fit_inputs(data, model, train, held_out, scaler, weights)
+    rows, fitted, take, learnt, validation = fit_inputs(data, model, train, held_out, scaler)
     if observe is not None:
         observe({"train": rows, "scaler": fitted, "inputs_train": np.array(learnt[0]), "y": learnt[1]})
     result = model.fit(*learnt, validation=validation, **options)
@@ -227,13 +217,13 @@ def fit_on_rows(
 
 def fit_inputs(
     data: PreparedDataset, model: ModelBase, train: np.ndarray, held_out: np.ndarray,
-    scaler: Callable[[np.ndarray], FittedStep], weights: WeightSpec | None,
+    scaler: Callable[[np.ndarray], FittedStep],
 ) -> tuple[np.ndarray, FittedStep, InputReader, tuple, tuple]:  # fmt: skip
     """Return the training rows of positive weight, the preprocessing, the reader of inputs, and (inputs, labels,
     weights) of these rows and of the held-out rows.
     """
     (train, w_train), (held_out, w_held) = (
-        dataset_rows_with_weight(data, train, weights),
+        dataset_rows_with_weight(data, train),
         dataset_rows_with_weight(data, held_out),
     )
     fitted = scaler(train)
@@ -257,7 +247,7 @@ def train_with_holdout(
     with run.phase.acquired() as phase, run.log(mirror) as tracker:
         checkpoints = FitCheckpoints(phase, run.machine, tracker, model.trained_on)
         fitted = fit_on_rows(
-            data, model, train_rows, validation, lambda rows: data.scaler, _weights_of(spec),
+            data, model, train_rows, validation, lambda rows: data.scaler,
             callbacks=(tracker.log, *callbacks), checkpoints=checkpoints,
         )  # fmt: skip
         phase.wait_uploaded()
@@ -318,8 +308,7 @@ def build_untrained_model(data: PreparedDataset, spec: RunSettings) -> tuple[Mod
 
     Raises SettingsError for settings it does not take, FactoryError where no row of a split has a full window.
     """
-    settings = {name: value for name, value in spec.settings if name != "weights"}
-    model = build_model(spec.model, seed=spec.seed, **resolve_dataset_settings(data, settings))
+    model = build_model(spec.model, seed=spec.seed, **resolve_dataset_settings(data, dict(spec.settings)))
     model.trained_on = {"symbol": data.symbol, "horizon": data.horizon, "features": list(data.features.columns)}
     usable = data.full_window_mask(model.lookback)
     parts = {name: rows[usable[rows]] for name, rows in data.splits.items()}
@@ -337,17 +326,11 @@ def build_untrained_model(data: PreparedDataset, spec: RunSettings) -> tuple[Mod
     return model, train_rows, held_out, quick_limits
 
 
-def _weights_of(spec: RunSettings) -> WeightSpec:
-    return WeightSpec(**dict(spec.settings).get("weights", {}))
-
-
 def _fit_in_further_rank(data: PreparedDataset, spec: RunSettings) -> None:
     """Take part in the fit of rank 0, if there is one, and keep nothing of it."""
     if broadcast_fit_decision(spec):
         model, train_rows, held_out, _ = build_untrained_model(data, spec)
-        *_, learnt, validation = fit_inputs(
-            data, model, train_rows, held_out, lambda rows: data.scaler, _weights_of(spec)
-        )
+        *_, learnt, validation = fit_inputs(data, model, train_rows, held_out, lambda rows: data.scaler)
         with worker_rank():
             model.fit(*learnt, validation=validation)
 

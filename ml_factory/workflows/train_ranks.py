@@ -8,8 +8,8 @@ import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ml_factory.checkpoints.stop_signals import stop
 from ml_factory.errors import FactoryError, SettingsError
+from ml_factory.interrupt import stop
 from ml_factory.models.registry import WITH_DATA, build_model, find_model_spec
 from ml_factory.process_identity import launched_by_torchrun, process_rank
 from ml_factory.settings import RunSettings
@@ -20,7 +20,7 @@ def broadcast_fit_decision(spec: RunSettings, fitting: bool = False) -> bool:
     if not launched_by_torchrun() or not find_model_spec(spec.model).windowed:
         return fitting
     # torch comes with the networks only, and the processes meet where the training's device is chosen.
-    settings = {name: value for name, value in dict(spec.settings).items() if name not in ("weights", *WITH_DATA)}
+    settings = {name: value for name, value in dict(spec.settings).items() if name not in WITH_DATA}
     device = importlib.import_module("ml_factory.training.device").pick_device(
         build_model(spec.model, **settings).settings
     )

@@ -14,16 +14,16 @@ import pandas as pd
 
 from ml_factory import argument_checks, cli, cli_output, notebook_panel, pipeline
 from ml_factory.argument_checks import check_horizon, check_seed, quick_from_environment
-from ml_factory.checkpoints import compute_session, lease
+from ml_factory.checkpoints import lease
+from ml_factory.checkpoints import schedule as compute_session
 from ml_factory.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
 from ml_factory.checkpoints.lease import STALE_SECONDS, WATCH_SECONDS, LeaseTakenOverError, PhaseLease
-from ml_factory.checkpoints.stop_signals import StopSignalFlag
 from ml_factory.code_fingerprint import is_user_code, user_code_hash
 from ml_factory.commands import recipes as recipe_commands
-from ml_factory.commands import serving as serving_commands
+from ml_factory.commands import machine as serving_commands
 from ml_factory.data.bar_files import read_bars_table
 from ml_factory.data.bar_report import hash_bars
-from ml_factory.data.databases import questdb
+from ml_factory.data.databases import connections
 from ml_factory.data.io import import_bars, load_bars, raw_bar_minutes, write_bars
 from ml_factory.data.parsing import infer_bar_minutes
 from ml_factory.data.quality import GAP_KINDS, find_gaps
@@ -38,10 +38,9 @@ from ml_factory.data.sessions import (
 )  # fmt: skip
 from ml_factory.data.synthetic import SyntheticSpec, ensure_synthetic_demo_market, synthetic_bars
 from ml_factory.data.validation import RawBarSpec, parse_bars, validate_bars
-from ml_factory.datasets.fitted_transforms import PcaTransform, TransformFitSample
 from ml_factory.datasets.preprocessing import STEPS as PREPROCESSING_STEPS
 from ml_factory.datasets.preprocessing import (
-    check_preprocessing_steps, fit_preprocessing_steps, preprocessing_from_dict, step_feature_names_out,
+    PcaTransform, check_preprocessing_steps, fit_preprocessing_steps, preprocessing_from_dict,
 )  # fmt: skip
 from ml_factory.datasets.row_selection import mask_rows_with_full_window, sample_contiguous_blocks
 from ml_factory.datasets.scaling import (
@@ -52,7 +51,7 @@ from ml_factory.ensemble.stacking import Stack, equal_weight_probabilities
 from ml_factory.evaluation import data_plots, findings, plots, recipe_plots
 from ml_factory.evaluation.backtest.contracts import contract_spec
 from ml_factory.evaluation.backtest.fill_kernel import EXITS
-from ml_factory.evaluation.backtest.metrics import (
+from ml_factory.evaluation.backtest.simulation import (
     drawdown, session_gains, sharpe_ratio,
 )  # fmt: skip
 from ml_factory.evaluation.baselines import (
@@ -62,7 +61,6 @@ from ml_factory.evaluation.baselines import (
 from ml_factory.evaluation.calibration import (
     Calibration, calibration_by_class, floored_log_probabilities, independent_row_count, reliability_table, softmax,
 )  # fmt: skip
-from ml_factory.evaluation.deciles import decile_returns, information_coefficient
 from ml_factory.evaluation.findings import Finding
 from ml_factory.evaluation.html_report import HtmlSection, render_html_report, write_html_report
 from ml_factory.evaluation.intervals import (
@@ -71,8 +69,8 @@ from ml_factory.evaluation.intervals import (
     week_clustered_standard_error,
 )  # fmt: skip
 from ml_factory.evaluation.metrics import (
-    PROBABILITIES, classification_metrics, compute_forecast_metrics, direction_loss_by_class,
-    expected_calibration_error, negative_log_probabilities, row_log_loss,
+    PROBABILITIES, classification_metrics, compute_forecast_metrics, decile_returns, direction_loss_by_class,
+    expected_calibration_error, information_coefficient, negative_log_probabilities, row_log_loss,
 )  # fmt: skip
 from ml_factory.evaluation.plot_style import COLOURS, downsample_line, figure_to_svg
 from ml_factory.evaluation.training_criteria import training_criteria_table
@@ -85,7 +83,7 @@ from ml_factory.features.build import (
     FAMILIES, FIRST_BARS, MEMORY_BARS, FeatureSpec, FeatureStream, build_features, feature_column_names, frame_name,
 )  # fmt: skip
 from ml_factory.features.calendar import elapsed_session_share
-from ml_factory.features.clone_function import clone_function_without_state
+from ml_factory.features.custom import clone_function_without_state
 from ml_factory.features.custom import feature
 from ml_factory.features.engine import FeatureEngine, column_names, compute_family_columns
 from ml_factory.features.entropy import lempel_ziv_phrases, sigma_bins
@@ -99,7 +97,7 @@ from ml_factory.inference.guard_reference import (
     BINS, ColumnReference, GuardReference, constant_rows, fit_guard_reference,
 )  # fmt: skip
 from ml_factory.inference.predict import GraphModel, TrainedModel, predict_features
-from ml_factory.interrupt import interrupt_message, interruptible
+from ml_factory.interrupt import StopSignalFlag, interrupt_message, interruptible
 from ml_factory.lazy_module import EXTRAS, LazyModule, import_module_or_explain
 from ml_factory.leakage import certificate
 from ml_factory.leakage.blind import Split, find_unpurged_rows
@@ -111,7 +109,7 @@ from ml_factory.leakage.cuts import PERTURBATIONS, SAME_TIMES, TRUNCATE, choose_
 from ml_factory.leakage.proof import QUICK, ProofSpec, prove
 from ml_factory.leakage.tables import COLUMNS, ROWS, Findings, Leak, Table, compare
 from ml_factory.models import registry, tabular
-from ml_factory.models.importances import feature_importance_table
+from ml_factory.models.tabular import feature_importance_table
 from ml_factory.models.logistic_regression import LogisticRegression
 from ml_factory.models.registry import (
     BOOSTERS, build_model_from_state, find_model_spec, model_state_from_checkpoint, register_model,
@@ -128,7 +126,7 @@ from ml_factory.notebook_parameters import (
     read_notebook_parameters,
 )  # fmt: skip
 from ml_factory.notebook_suite import run_suite_notebook
-from ml_factory.numba_cache import numba_sources_hash, set_numba_cache_folder
+from ml_factory.numba_cache import numba_sources_hash, private_folder, set_numba_cache_folder
 from ml_factory.progress import (
     Heartbeat, ProgressPhase, format_duration, progress_phase, record_progress, report_progress_to,
 )  # fmt: skip
@@ -147,17 +145,14 @@ from ml_factory.storage import mirror
 from ml_factory.storage import remote as remotes
 from ml_factory.storage import workspace as places
 from ml_factory.storage.artifact_registry import ArtifactRegistry
-from ml_factory.storage.files import LEDGER, REMOVALS, files
+from ml_factory.storage.files import LEDGER, REMOVALS, files, is_plain_name, mount_of, stored_path
 from ml_factory.storage.json_values import fingerprint_json, parse_json, to_json_value
 from ml_factory.storage.locks import acquire_lock_file, file_lock, is_lock_file_held, release_lock_file
 from ml_factory.storage.mirror import Mirror, fetch_file
-from ml_factory.storage.mounts import mount_of
-from ml_factory.storage.private_folder import private_folder
 from ml_factory.storage.remote import Bucket, MountedFolder, Remote
 from ml_factory.storage.serialization import (
     deserialize_state, pack_state, read_state_file, serialize_state, write_state_file,
 )  # fmt: skip
-from ml_factory.storage.stored_paths import is_plain_name, stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol, default_workspace_root
 from ml_factory.targets.barrier_kernels import BARRIERS
 from ml_factory.targets.barrier_search import (
@@ -169,17 +164,14 @@ from ml_factory.targets.labels import (
     triple_barrier_labels, triple_barrier_prices,
 )  # fmt: skip
 from ml_factory.targets.make_labels import (
-    NEUTRAL_BAND, direction_labels, label_lives_to_the_vertical, make_labels, meta_labels, strongest_trend,
-    trend_scanning_labels,
+    NEUTRAL_BAND, direction_labels, label_lives_to_the_vertical, make_labels, meta_labels, primary_rule_features,
+    primary_rule_side, primary_side_of_rows, strongest_trend, trend_scanning_labels,
 )  # fmt: skip
-from ml_factory.targets.primary_rule import primary_rule_features, primary_rule_side, primary_side_of_rows
 from ml_factory.targets.splits import (
     SplitSpec, chronological_split, combinatorial_purged_folds, purge_training_rows, purged_kfold,
     walk_forward_expanding, walk_forward_rolling,
 )  # fmt: skip
-from ml_factory.targets.weights import (
-    WeightSpec, average_uniqueness, effective_sample_size, time_decay_weights, training_weights,
-)  # fmt: skip
+from ml_factory.targets.weights import average_uniqueness, effective_sample_size, training_weights
 from ml_factory.tpu import gcloud
 from ml_factory.tpu.gcloud import GcloudError
 from ml_factory.tpu.settings import VARIABLES, SliceSettings, read_settings
@@ -222,7 +214,7 @@ if importlib.util.find_spec("torch"):  # `make matrix` has rows without it
     from ml_factory.datasets.windows import Windows
     from ml_factory.inference import onnx as onnx_export
     from ml_factory.inference.onnx import check_onnx_graph, model_to_onnx
-    from ml_factory.models import recurrent_layers
+    from ml_factory.models import sequence as recurrent_layers
     from ml_factory.models.sequence import GRU, LSTM, TCN, RecurrentSpec, TCNSpec
     from ml_factory.models.tft import (
         EPS, TFT, GatedResidualNetwork, InterpretableMultiHeadAttention, TFTSpec, VariableSelectionNetwork,
@@ -230,7 +222,7 @@ if importlib.util.find_spec("torch"):  # `make matrix` has rows without it
     from ml_factory.models.transformer import PatchTST, PatchTSTSpec, TokenDropout, dot_product_attention, instance_norm
     from ml_factory.recipes import resnet50, sdce, sdce_run, surrogate, t5
     from ml_factory.recipes import shards as shards_file
-    from ml_factory.recipes import text as text_module
+    from ml_factory.recipes import language_models as text_module
     from ml_factory.recipes.compress import prune_t5_state, run_compress
     from ml_factory.recipes.compress import summary as compression_summary
     from ml_factory.recipes.images import ImageBatches, ShardSamples
@@ -241,36 +233,36 @@ if importlib.util.find_spec("torch"):  # `make matrix` has rows without it
     from ml_factory.recipes.resnet50 import build_resnet50, train_resnet50
     from ml_factory.recipes.run import agree_on_run, is_writing_process, root_of_output, tpu_host
     from ml_factory.recipes.sdce_run import SdceSettings, batch_arithmetic, ngram_losses, sdce_settings, summary
-    from ml_factory.recipes.shard_writer import array_samples, folder_samples, write_shards
+    from ml_factory.recipes.shards import array_samples, folder_samples, write_shards
     from ml_factory.recipes.shards import find_shards
     from ml_factory.recipes.surrogate import (
         SurrogateTopTokens, VocabularyJoin, cache_top_tokens, join_vocabularies, token_contents,
     )  # fmt: skip
-    from ml_factory.recipes.text import TextSource, open_text, pack_tokens
+    from ml_factory.recipes.language_models import TextSource, open_text, pack_tokens
     from ml_factory.recipes.worker_log import WorkerLog
     from ml_factory.training.batches import BatchLoader
     from ml_factory.training.device import Device, XlaDevice, deterministic_device, pick_device, pick_prediction_device
     from ml_factory.training.distributed import ProcessGroup
     from ml_factory.training.estimator import NeuralClassifier, init_network_from_seed, zero_output_head
-    from ml_factory.training.evaluate import evaluate_mean_loss, evaluate_network_outputs
-    from ml_factory.training.export_state_dict import NetworkWithClockOffset
+    from ml_factory.training.batches import evaluate_mean_loss, evaluate_network_outputs
+    from ml_factory.training.estimator import NetworkWithClockOffset
     from ml_factory.training.loop import TrainingReports, Validation, run_training_loop, take_training_step
-    from ml_factory.training.losses import weighted_cross_entropy
+    from ml_factory.training.batches import weighted_cross_entropy
     from ml_factory.training.optim import (
         AdamW, optimizer_step_scalars, total_gradient_norm, warmup_cosine_learning_rate,
     )  # fmt: skip
-    from ml_factory.training.precision import FIRST_SCALE, LEAST_SCALE, STEPS_TO_GROW, LossScaler
-    from ml_factory.training.sampler import BatchSampler, StreamSampler, batch_rows_of_process, micro_batch_size
+    from ml_factory.training.optim import FIRST_SCALE, LEAST_SCALE, STEPS_TO_GROW, LossScaler
+    from ml_factory.training.state import BatchSampler, StreamSampler, micro_batch_size
     from ml_factory.training.state import TrainingState, recompute_blocks
-    from ml_factory.training.sync_batch_norm import SyncBatchNorm2d
+    from ml_factory.training.distributed import SyncBatchNorm2d
 
 if importlib.util.find_spec("fastapi"):
     from ml_factory.serving.app import KEY_VARIABLE, build_app, check_service_address, parse_api_key
     from ml_factory.serving.schemas import PredictRequest
 
-device, sampler, state = (LazyModule(f"ml_factory.training.{name}") for name in ("device", "sampler", "state"))
+device, sampler, loop = (LazyModule(f"ml_factory.training.{name}") for name in ("device", "state", "loop"))
 CALENDARS = tuple(TRADING_HOURS)
-SETTINGS = (FeatureSpec, LabelSpec, RawBarSpec, RollSpec, SplitSpec, SyntheticSpec, WeightSpec)
+SETTINGS = (FeatureSpec, LabelSpec, RawBarSpec, RollSpec, SplitSpec, SyntheticSpec)
 
 
 def calendar_market(calendar: str, volume: bool = True, days: int = 9) -> tuple[pd.DataFrame, MarketSpec]:
@@ -408,8 +400,7 @@ def _preprocessing(name: str) -> FittedPart:
     steps = (name,) if name in SCALERS else (name, "robust")
 
     def fit(table: FitTable, rows: np.ndarray):
-        names = tuple(f"c{number}" for number in range(table.x_NF.shape[1]))
-        return fit_preprocessing_steps(steps, TransformFitSample(table.x_NF, names, rows))
+        return fit_preprocessing_steps(steps, table.x_NF, rows)
 
     return FittedPart(
         fit, lambda part, table: part.transform(table.x_NF), lambda part: part.to_dict(), preprocessing_from_dict
@@ -468,13 +459,13 @@ def _death_at(module: ModuleType, part: str, at: int) -> tuple[ModuleType, str, 
 
 def _sabotages(name: str) -> tuple[object, str, Callable]:
     """What is broken of what, and the broken form."""
-    take, rate, seed = sampler.BatchSampler.positions, state.warmup_cosine_learning_rate, device.Device.seed_step
+    take, rate, seed = sampler.BatchSampler.positions, loop.warmup_cosine_learning_rate, device.Device.seed_step
     return {
         "position of the sampler": lambda: (
             sampler.BatchSampler, "positions", lambda order, step: take(order, step + 1),
         ),
         "learning rate": lambda: (
-            import_module_or_explain(state.__name__), "warmup_cosine_learning_rate",
+            import_module_or_explain(loop.__name__), "warmup_cosine_learning_rate",
             lambda step, *rest: rate(max(step - 1, 0), *rest),
         ),
         "random numbers of the device": lambda: (

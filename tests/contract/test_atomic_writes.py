@@ -3,7 +3,7 @@
 import errno
 import hashlib
 import os
-from pathlib import Path
+import time
 
 import pytest
 
@@ -38,27 +38,12 @@ def test_every_fault_of_every_operation_leaves_the_old_file(tmp_path, monkeypatc
     assert os.listdir(tmp_path) == ["a.bin"]
 
 
-def test_temporary_file_of_living_writer_stays_and_of_killed_one_goes(tmp_path, spawn):
-    code = """
-import sys, time
-from ml_factory.storage.files import files
-def write(path):
-    path.write_bytes(b"half")
-    print(path, flush=True)
-    time.sleep(600)
-files.replace(sys.argv[1], write)
-"""
-    writer = spawn(code, tmp_path / "a.bin")
-    temporary = Path(writer.stdout.readline().strip()).rename(
-        tmp_path / ".a.bin.999999999-1.tmp"
-    )  # another container's
-    (tmp_path / ".b.bin.1-1.tmp").touch()  # of another file
+def test_temporary_file_of_a_living_writer_stays_and_that_of_a_killed_one_goes_after_an_hour(tmp_path):
+    for name, minutes in ((".a.bin.999999999-1.tmp", 50), (".a.bin.12-3.tmp", 70), (".b.bin.1-1.tmp", 70)):
+        (tmp_path / name).write_bytes(b"half")
+        os.utime(tmp_path / name, (time.time() - 60 * minutes,) * 2)  # of the last write
     files.write(tmp_path / "a.bin", b"new")
-    assert temporary.exists()
-    writer.kill()
-    writer.wait()
-    files.write(tmp_path / "a.bin", b"newer")
-    assert sorted(os.listdir(tmp_path)) == [".b.bin.1-1.tmp", "a.bin"]
+    assert sorted(os.listdir(tmp_path)) == [".a.bin.999999999-1.tmp", ".b.bin.1-1.tmp", "a.bin"]
 
 
 def test_file_replaced_by_endless_device_is_refused(tmp_path):

@@ -85,7 +85,7 @@ def test_setup_off_colab_mounts_and_installs_nothing(tmp_path, monkeypatch, caps
         assert info.workspace.root == tmp_path / "ws" and not info.on_colab and math.isinf(info.hours_remaining)
         assert capsys.readouterr().out.strip() == info.table()
     assert f"pandas {info.versions['pandas']}" in " ".join(info.table().split())
-    for name in (*info.__dataclass_fields__, "device"):
+    for name in info.__dataclass_fields__:
         assert info[name] == getattr(info, name)
     (tmp_path / "file").touch()
     with pytest.raises(WorkspaceError):

@@ -52,8 +52,7 @@ def test_decile_returns_equal_hand_computed_values():
     ret = np.where(forecast >= 0.9, 2e-4, np.where(forecast < 0.1, -1e-4, 0.0))
     ret[forecast == 0.5] = np.nan  # an ambiguous row
     times = pd.date_range("2024-01-02", periods=1000, freq="5min", tz="UTC")
-    reported = decile_returns(forecast, ret, horizon=2, times_N=times)
-    table = reported.table
+    table, _ = decile_returns(forecast, ret, horizon=2, times_N=times)
     assert table.index.tolist() == list(range(1, 11)) and table["rows"].sum() == 999
     assert table.loc[10, "ret_bp"] == pytest.approx(2.0) and table.loc[1, "ret_bp"] == pytest.approx(-1, abs=0.02)
     assert table["forecast"].is_monotonic_increasing

@@ -75,9 +75,9 @@ def test_explain_tft_shares_and_attention_equal_means_of_single_windows(prepared
     network, shares, attention = build_model_from_state(bundle.model_state).network, [], []
     for row in some:
         at = features.index.get_loc(labels.index[row])
-        one = network.explain(torch.from_numpy(scaled[at - 5 : at + 1][None].copy()))
-        shares.append(one.shares_BTF[0].mean(0).numpy())
-        attention.append(one.attention_BT[0].numpy())
+        shares_BTF, attention_BT = network.explain(torch.from_numpy(scaled[at - 5 : at + 1][None].copy()))
+        shares.append(shares_BTF[0].mean(0).numpy())
+        attention.append(attention_BT[0].numpy())
 
     assert reported.rows == len(some)
     mean = pd.Series(np.mean(shares, axis=0), features.columns)

@@ -228,11 +228,10 @@ def test_export_to_path_that_is_a_folder_is_refused_in_one_line(server, tmp_path
 
 
 def test_export_of_rows_without_time_and_of_no_rows_is_refused(server, tmp_path):
-    for value in ("NULL", "'infinity'"):
-        server.run_sql(f"DROP TABLE IF EXISTS gaps; CREATE TABLE gaps (ts timestamptz, open int); "
-                       f"INSERT INTO gaps VALUES ('2020-01-01', 1), ({value}, 2)")  # fmt: skip
-        with pytest.raises(BarsError, match=r"Rows without a time.*1 rows"):
-            export_data(server.source(), tmp_path / "gaps.parquet", table="gaps")
+    server.run_sql("DROP TABLE IF EXISTS gaps; CREATE TABLE gaps (ts timestamptz, open int); "
+                   "INSERT INTO gaps VALUES ('2020-01-01', 1), (NULL, 2)")  # fmt: skip
+    with pytest.raises(BarsError, match=r"Rows without a time.*1 rows"):
+        export_data(server.source(), tmp_path / "gaps.parquet", table="gaps")
     with pytest.raises(BarsError, match="0 rows of the symbol 'NQ'"):
         export_data(server.source(), tmp_path / "bars.parquet", table="bars", symbol="NQ")
 

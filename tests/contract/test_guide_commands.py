@@ -240,8 +240,10 @@ def test_recipe_shows_progress_before_the_first_line_of_its_log(module, words, c
     assert call("recipe", module.removesuffix("_run"), *fake, *words)[0] == 2 and "heartbeat" in seen
 
 
-ADVISERS = {"shards": ("shard_writer",), "resnet50": ("resnet50", "images", "shards"), "sdce": ("sdce_run", "text"),
-            "t5": ("t5", "labelled_text"), "compress": ("compress",)}  # fmt: skip
+ADVISERS = {
+    "shards": ("shards",), "resnet50": ("resnet50", "images", "shards"), "sdce": ("sdce_run", "language_models"),
+    "t5": ("t5", "labelled_text"), "compress": ("compress",),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ADVISERS)

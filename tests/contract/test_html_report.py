@@ -77,7 +77,7 @@ def all_figures() -> dict:
         "importances": plots.plot_importances(
             pd.DataFrame({"gain": [0.7, 0.3], "permuted": [0.02, -0.001], "spread": [0.001, 0.0]}, index=["rsi", "atr"])
         ),
-        "deciles": plots.plot_deciles(decile_returns(P[:, 2] - P[:, 0], CLOSE.diff() / 5000).table),
+        "deciles": plots.plot_deciles(decile_returns(P[:, 2] - P[:, 0], CLOSE.diff() / 5000)[0]),
         "probabilities": plots.plot_probabilities(frame_p, CLOSE),
         "shares": plots.plot_variable_shares(SHARES),
         "attention": plots.plot_attention(ATTENTION),

@@ -104,30 +104,20 @@ def reference(
         if hit is not None:
             barrier, price, step = hit
             price = up if price == up - slack else down if price == down + slack else price
-            j, lived = path[step][0], path[: step + 1]
+            j = path[step][0]
             proof = int(base.known_at[j])
         else:
-            j, lived, price = end, path, float(base.close[end])
+            j, price = end, float(base.close[end])
             barrier = "vertical" if end == i + spec.horizon else "session"
             proof = int(base.known_at[end])
             if barrier == "session" and (spans or base.known_at[end] < close_at[end]):
                 proof = int(base.known_at[end + 1]) if end + 1 < n else None
         if spec.session_end == "drop":
             proof = int(base.known_at[end]) if end == i + spec.horizon else None
-        highs, lows = [base.close[i]], [base.close[i]]
-        for _, _, high, low in lived[: len(lived) - (hit is not None)]:
-            highs.append(high)
-            lows.append(low)
-        if hit is not None:
-            _, open_, high, low = lived[-1]
-            gap = price == open_
-            highs.append(price if barrier == "upper" or gap else up if barrier == "ambiguous" else high)
-            lows.append(price if barrier == "lower" or gap else down if barrier == "ambiguous" else low)
         row = {
             "known_at": int(base.known_at[i]), "entry_bar": i, "exit_bar": j, "label_end": proof, "barrier": barrier,
             "label": {"upper": 1, "lower": -1}.get(barrier, 0), "up": math.log(up / base.close[i]),
             "down": math.log(base.close[i] / down), "ret": math.log(price / base.close[i]),
-            "mfe": math.log(max(highs) / base.close[i]), "mae": math.log(min(lows) / base.close[i]),
         }  # fmt: skip
         rows.append(row)
     open_on = np.zeros(n)
@@ -146,7 +136,7 @@ def assert_equal_to_reference(found: pd.DataFrame, rows: list[dict]) -> None:
     assert pd.DatetimeIndex(found["label_end"]).as_unit("ns").asi8.tolist() == wanted["label_end"].tolist()
     for name in ("label", "barrier", "entry_bar", "exit_bar"):
         assert found[name].tolist() == wanted[name].tolist(), name
-    for name in ("ret", "mae", "mfe", "up", "down", "uniqueness"):
+    for name in ("ret", "up", "down", "uniqueness"):
         np.testing.assert_allclose(found[name], wanted[name], rtol=0, atol=1e-12, err_msg=name)
 
 
@@ -209,7 +199,6 @@ def test_triple_barrier_minute_bars_decide_bar_that_touches_both_barriers():
         assert (row["barrier"], row["label_end"].value) == (barrier, 31 * 5 * MINUTE)
         left_at = {"lower": 0.99, "upper": 1.0125, "ambiguous": math.nan}[barrier]
         assert row["ret"] == pytest.approx(math.log(left_at), nan_ok=True)
-        assert row["mae"] == pytest.approx(math.log({"upper": 0.995}.get(barrier, 0.99)))
 
 
 @pytest.mark.parametrize("shown", [True, False])
@@ -235,7 +224,7 @@ def test_triple_barrier_roll_inside_bucket_ignores_minutes_of_new_contract(shown
     minute_bars = resample_bars(bars if shown else bars.drop(minutes[151]), TICKED, 1)
     row = triple_barrier_labels(base, minute_bars, replace(HAND, session_end="span"), TICKED).loc[minutes[150]]
     assert (row["barrier"], row["exit_bar"], row["label_end"]) == ("upper", 30, minutes[153])
-    assert row["ret"] == pytest.approx(math.log(1.01)) and row["mae"] == pytest.approx(math.log(0.9975))
+    assert row["ret"] == pytest.approx(math.log(1.01))
 
 
 def test_triple_barrier_label_ends_at_segment_end_with_proven_label_end():
@@ -314,8 +303,6 @@ def test_triple_barrier_on_synthetic_bars_equals_reference(tick, session_end):
         spec = LabelSpec(horizon=horizon, k_up=0.5, k_down=0.7, sigma_span=30, session_end=session_end)
         found = triple_barrier_labels(base, minute_bars, spec, market)
         assert_equal_to_reference(found, reference(base, minute_bars, spec, market, close_of(base, market)))
-        clear = found.dropna(subset="ret")
-        assert clear["ret"].between(clear["mae"] - 1e-15, clear["mfe"] + 1e-15).all()
         coarse = triple_barrier_labels(base, None, spec, market)
         assert_equal_to_reference(coarse, reference(base, None, spec, market, close_of(base, market)))
         if session_end == "session":
@@ -407,7 +394,7 @@ def test_triple_barrier_mirrored_prices_give_opposite_labels():
     market, spec = MarketSpec("MES", "cme", None, False), LabelSpec(sigma_span=40)
     one, two = labels_of(bars, market, spec), labels_of(mirrored, market, spec)
     assert (one["label"].abs().sum() > 500) and (one["label"] == -two["label"]).all()
-    pd.testing.assert_series_equal(one["mfe"], -two["mae"], check_names=False, atol=1e-12)
+    pd.testing.assert_series_equal(one["ret"], -two["ret"], check_names=False, atol=1e-12)
 
 
 def test_triple_barrier_real_markets_have_10_to_50_percent_neutral_labels(shared_data):

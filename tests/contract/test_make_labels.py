@@ -72,12 +72,10 @@ def test_labels_to_the_vertical_equal_row_by_row_reference(session_end):
             proof = base.known_at[end + 1]
         else:
             continue
-        ret, highs, lows = math.log(base.close[end] / base.close[i]), base.high[life], base.low[life]
-        best, worst = max(base.close[i], *highs), min(base.close[i], *lows)
-        excursions = (math.log(worst / base.close[i]), math.log(best / base.close[i]))
-        wanted.append((i, end, proof, ret, *excursions, "vertical" if whole else "session"))
+        ret = math.log(base.close[end] / base.close[i])
+        wanted.append((i, end, proof, ret, "vertical" if whole else "session"))
     columns = found.assign(label_end=pd.DatetimeIndex(found["label_end"]).asi8, barrier=found["barrier"].astype(str))
-    columns = columns[["entry_bar", "exit_bar", "label_end", "ret", "mae", "mfe", "barrier"]]
+    columns = columns[["entry_bar", "exit_bar", "label_end", "ret", "barrier"]]
     assert list(columns.itertuples(index=False, name=None)) == wanted
     assert session_end == "drop" or {"vertical", "session"} == set(found["barrier"])
 
@@ -146,10 +144,6 @@ def test_trend_scanning_label_end_is_that_of_longest_trend():
     end = found["entry_bar"] + found["trend_bars"]
     assert (end <= found["exit_bar"]).all() and set(found["trend_bars"]) == set(range(5, 13))
     np.testing.assert_allclose(found["ret"], np.log(base.close[end] / base.close[found["entry_bar"]]), atol=1e-15)
-    for row in found.sample(50, random_state=0).itertuples():
-        bars = slice(row.entry_bar + 1, row.entry_bar + row.trend_bars + 1)
-        best = max(base.high[bars].max(), base.close[row.entry_bar])
-        assert row.mfe == pytest.approx(math.log(best / base.close[row.entry_bar]), abs=1e-15)
     assert (np.sign(found["t_value"]) == found["label"]).all()
 
 
@@ -169,7 +163,6 @@ def test_meta_labels_equal_triple_barrier_labels_of_same_side(up, down):
         for name in ("barrier", "label_end", "exit_bar", "up", "down"):
             assert (bets[name].to_numpy() == same[name].to_numpy()).all(), name
         np.testing.assert_array_equal(bets["ret"], sign * same["ret"])
-        np.testing.assert_array_equal(bets["mfe"], same["mfe"] if sign > 0 else -same["mae"])
     cost = np.log1p(spec.cost_ticks * MES.tick / base.close[found["entry_bar"]])
     assert (found["label"] == (found["ret"] > cost * (1 + 1e-6))).all() and set(found["label"]) == {0, 1}
     profit = np.where(found["side"] > 0, "upper", "lower")
@@ -193,7 +186,6 @@ def test_label_tables_have_columns_for_splits_and_weights(name):
     found = ask(name, gappy(1, 0.25))
     assert found.index.name == "known_at" and found.index.is_unique and found.index.is_monotonic_increasing
     assert (found["label_end"] > found.index).all() and found["uniqueness"].between(0, 1).all()
-    assert found["mae"].le(0).all() and found["mfe"].ge(0).all()
     assert (found["ret"].isna() == (found["barrier"] == "ambiguous")).all()
     assert str(found["label_end"].dtype) == "datetime64[ns, UTC]" == str(found.index.dtype)
     for train, test in purged_kfold(found, 3, 5):

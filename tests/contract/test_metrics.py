@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn import metrics as sk
 
-from ml_factory.errors import FactoryError, SettingsError
+from ml_factory.errors import FactoryError
 from tests.contract import doors
 
 LABELS = [-1, 0, 1]
@@ -99,11 +99,6 @@ def test_metrics_table_gain_is_log_loss_difference_to_prior():
     assert table.loc["model", "log_loss_gain"] == pytest.approx(difference)
     assert table.loc["model", "gain_low"] > 0.1 and table.loc["prior", "log_loss_gain"] == 0
     assert table.loc["model", "rows"] == 2900 and table.loc["model", "effective_rows"] == pytest.approx(2900)
-
-
-def test_metrics_table_unknown_reference_raises_settings_error():
-    with pytest.raises(SettingsError, match="did you mean 'priors'"):
-        doors.compute_forecast_metrics({"priors": np.full((3, 3), 1 / 3)}, [0, 1, 0])
 
 
 def test_row_log_loss_equals_touch_loss_plus_direction_loss():

@@ -27,7 +27,7 @@ def test_spec_of_misspelt_name_error_suggests_model():
         find_model_spec("xgbost")
     with pytest.raises(SettingsError, match="one of your own is known once register_model has run"):
         find_model_spec("mine")  # whose letters are nearest to those of "linear"
-    with pytest.raises(CheckpointError, match="Not a model's state"):
+    with pytest.raises(CheckpointError, match="no model's state"):
         build_model_from_state({"weights": {}})
     with pytest.raises(CheckpointError, match=r"Another version.*got format 1.*train --model xgboost --fresh"):
         model_state_from_checkpoint({"model": "xgboost", "settings": {"gone": 1}}, {})

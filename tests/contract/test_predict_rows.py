@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.errors import CheckpointError, FactoryError, SettingsError
+from ml_factory.errors import CheckpointError, SettingsError
 from ml_factory.models.registry import build_model
 from tests.contract import doors
 
@@ -44,10 +44,12 @@ def test_predict_features_equals_scaling_prediction_and_calibration_by_hand(fitt
     np.testing.assert_allclose(got.sum(axis=1), 1, atol=1e-9)
 
 
-def test_predict_features_in_batches_or_chosen_rows_is_equal(fitted):
+def test_predict_features_in_batches_or_chosen_rows_is_equal(fitted, monkeypatch):
     features, _, _, bundle = fitted
     whole = doors.predict_features(bundle, features)
-    pd.testing.assert_frame_equal(doors.predict_features(bundle, features, batch=37), whole, check_freq=False)
+    with monkeypatch.context() as patch:
+        patch.setattr("ml_factory.inference.predict.ROWS_AT_ONCE", 37)
+        pd.testing.assert_frame_equal(doors.predict_features(bundle, features), whole, check_freq=False)
     rows = np.array([5, 17, 399])
     pd.testing.assert_frame_equal(
         doors.predict_features(bundle, features, rows=rows), whole.iloc[rows], check_freq=False
@@ -55,7 +57,7 @@ def test_predict_features_in_batches_or_chosen_rows_is_equal(fitted):
     assert doors.predict_features(bundle, features.iloc[:0]).empty
 
 
-def test_predict_features_windows_never_cross_segments(fitted):
+def test_predict_features_windows_never_cross_segments(fitted, monkeypatch):
     features, _, scaler, bundle = fitted
     x_NF, segment = scaler.transform(features.to_numpy()), np.arange(400) // 100
     network = build_model("gru", hidden=4, lookback=8, epochs=1, device="cpu", threads=1, precision="fp32")
@@ -63,9 +65,8 @@ def test_predict_features_windows_never_cross_segments(fitted):
     windows = np.stack([x_NF[row - 7 : row + 1] for row in rows])
     network.fit(windows, np.sign(windows[:, -1, 0].round()).astype(int))
     looking_back = doors.TrainedModel(network.get_state(), bundle.scaler, bundle.feature_names, lookback=8)
-    with pytest.raises(FactoryError, match="where sessions end"):
-        doors.predict_features(looking_back, features)
-    got = doors.predict_features(looking_back, features, segment=segment, batch=50)
+    monkeypatch.setattr("ml_factory.inference.predict.ROWS_AT_ONCE", 50)
+    got = doors.predict_features(looking_back, features, segment=segment)
     assert got.index.equals(features.index[rows])
     np.testing.assert_allclose(got.to_numpy(), network.predict_proba(windows), atol=1e-6)
 

@@ -88,10 +88,10 @@ def test_fit_inputs_are_the_rows_of_positive_weight_with_their_weights(data):
     """A fit, a fold and a plan take them from here."""
     model, train, held_out = build_model("linear", rounds=1), data.splits["train"], data.splits["validation"]
     rows, _, _, learnt, validation = doors.train_module.fit_inputs(
-        data, model, train, held_out, lambda rows: data.scaler, doors.WeightSpec(decay=0.5)
+        data, model, train, held_out, lambda rows: data.scaler
     )
     weights, judged = (
-        doors.training_weights(data.labels.iloc[train], doors.WeightSpec(decay=0.5)),
+        doors.training_weights(data.labels.iloc[train]),
         data.labels.iloc[held_out],
     )
     np.testing.assert_array_equal(rows, train[weights > 0])

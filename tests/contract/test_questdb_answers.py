@@ -9,7 +9,7 @@ import pytest
 
 from ml_factory.errors import DatabaseError, SettingsError
 from ml_factory.storage.workspace import Workspace
-from tests.contract.doors import export_data, import_bars, questdb
+from tests.contract.doors import connections, export_data, import_bars
 from tests.contract.service import guide_message
 from tests.data.questdb_server import questdb_server
 
@@ -47,7 +47,7 @@ def quest(made_rows):
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(questdb, "BLOCK", 1 << 14)
+    monkeypatch.setattr(connections, "BLOCK", 1 << 14)
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv"])

@@ -2,7 +2,6 @@
 
 import gzip
 import os
-import tracemalloc
 
 import numpy as np
 import pandas as pd
@@ -222,7 +221,7 @@ def test_import_bars_impossible_roll_raises_and_writes_no_file(two_contracts, ma
     broken.loc[7, "high"] = 1.0
     with pytest.raises(BarsError, match="row 7"):
         import_bars(broken, workspace, "ES", spec, roll=RollSpec())
-    with pytest.raises(SettingsError, match="did you mean"):
+    with pytest.raises(SettingsError, match="cme, nymex, comex"):
         import_bars(two_contracts, workspace, "ES", spec, roll=RollSpec(), calendar="cmee")
     assert not list(workspace.raw.iterdir())
 
@@ -262,28 +261,6 @@ def test_read_table_of_pipe_or_device_raises_without_reading_it(tmp_path):
     for path in (tmp_path / "bars.csv", tmp_path / "zeros.csv", "/dev/zero", "/dev/null"):
         with pytest.raises(BarsError, match="not a regular file"):
             read_bars_table(path)
-
-
-def test_read_table_of_gzip_bomb_raises_before_it_is_expanded(tmp_path):
-    line = b"2024-01-01T00:00:00Z,1,1,1,1,1\n"
-    with gzip.open(tmp_path / "bars.csv.gz", "wb") as file:
-        file.write(b"timestamp,open,high,low,close,volume\n")
-        for _ in range(6):
-            file.write(line * 500_000)
-    tracemalloc.start()
-    with pytest.raises(BarsError, match=r"^This file is a decompression bomb"):
-        read_bars_table(tmp_path / "bars.csv.gz")
-    assert tracemalloc.get_traced_memory()[1] < 200e6
-    tracemalloc.stop()
-
-
-def test_read_table_of_parquet_bomb_raises_before_it_is_expanded(tmp_path):
-    table = pa.table({name: pa.array([1.0] * 1_000_000) for name in ("timestamp", "open", "high", "low", "close")})
-    with pq.ParquetWriter(tmp_path / "bars.parquet", table.schema, compression="zstd") as writer:
-        for _ in range(4):
-            writer.write_table(table)
-    with pytest.raises(BarsError, match=r"^This file is a decompression bomb"):
-        read_bars_table(tmp_path / "bars.parquet")
 
 
 def test_read_table_of_csv_with_endless_field_raises(tmp_path):

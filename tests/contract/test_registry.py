@@ -91,9 +91,8 @@ def test_registry_load_of_damaged_artifact_raises_with_file_name(registry, caplo
     "changes",
     [
         {"facts": {"run_id": "../../../../outside"}}, {"facts": {"run_id": "a\\b"}}, {"facts": {"run_id": 7}},
-        {"facts": []}, {"made_from": None}, {"sequence": "9"}, {"sequence": True}, {"registered_at": 5},
+        {"facts": []}, {"registered_at": 5},
         {"symbol": "../ES"}, {"symbol": "NQ"}, {"symbol": 5}, {"kind": "../model"}, {"name": "a/b"},
-        {"hash": "../../etc/passwd"}, {"hash": "F" * 64}, {"hash": 5},
     ],
 )  # fmt: skip
 def test_registry_skips_artifact_of_another_symbol_type_or_name_that_leads_out(registry, changes, caplog):

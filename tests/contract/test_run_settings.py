@@ -105,14 +105,15 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from ml_factory.settings import RunSettings, certified_code_hash
-spec = RunSettings("MES", 20, "xgboost", "train", 0, False, "0" * 64)
+def run_id():
+    return RunSettings("MES", 20, "xgboost", "train", 0, False, "0" * 64).run_id
 for source in sys.argv[2:]:
     path = Path(sys.argv[1], "ml_factory", source)
-    run_id, code, text = spec.run_id, certified_code_hash(), path.read_text()
+    before, code, text = run_id(), certified_code_hash(), path.read_text()
     path.write_text(text + "CHANGED = 1\\n")
-    print(source, spec.run_id != run_id, certified_code_hash() != code)
+    print(source, run_id() != before, certified_code_hash() != code)
     path.write_text(text)
-    assert spec.run_id == run_id
+    assert run_id() == before
 """
 
 

@@ -98,7 +98,7 @@ def test_fresh_opens_an_attempt_beside_and_the_newest_is_opened_again(workspace)
     ("train", {"quik": True}, "did you mean 'quick'"),
     ("cross_validate", {"source": "wandb"}, r"no such argument.*source"),
     ("train", {"seed": -1}, "SEED cannot be used"),
-    ("train", {"source": "there"}, "registry or wandb"),
+    ("train", {"source": "there"}, "registry, wandb"),
     ("train", {"model_settings": {"depth": 0}}, "depth"),
     ("train", {"model_settings": {"seed": 1}}, "seed= instead"),
     ("cross_validate", {"model_settings": {"dept": 3}}, "did you mean 'depth'"),

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tests.contract.doors import BatchSampler, StreamSampler, batch_rows_of_process, micro_batch_size
+from tests.contract.doors import BatchSampler, StreamSampler, micro_batch_size
 
 
 def test_order_each_epoch_is_permutation_and_remainder_starts_next():
@@ -23,11 +23,7 @@ def test_order_positions_depend_on_step_and_seed_only():
     assert sorted(BatchSampler(3, 8, seed=0).positions(1)) == [0, 1, 2]
 
 
-def test_process_rows_of_all_ranks_concatenate_to_batch():
-    positions = BatchSampler(40, 24, seed=1).positions(0)
-    parts = [batch_rows_of_process(positions, 4, rank, 3) for rank in range(3)]
-    assert {part.shape for part in parts} == {(2, 4)}
-    np.testing.assert_array_equal(np.concatenate([part.ravel() for part in parts]), positions)
+def test_batch_is_a_multiple_of_the_shares():
     assert BatchSampler(10, 24, seed=1, shares=4).batch == 8
 
 
@@ -42,5 +38,5 @@ def test_micro_size_divides_batch(rows, most, multiple, size):
 def test_stream_sampler_gives_consecutive_positions_and_shares_every_second_of_them():
     assert StreamSampler(10, 4, seed=0).positions(3).tolist() == [12, 13, 14, 15]
     shared = StreamSampler(10, 4, seed=0, shares=2).positions(3)
-    assert batch_rows_of_process(shared, 2, rank=1, world=2).tolist() == [[13, 15]]
+    assert shared.reshape(2, -1, 2)[1].tolist() == [[13, 15]]
     assert StreamSampler(10, 4, seed=0).steps_until_epoch(2) == 5

@@ -37,7 +37,6 @@ OUT_OF_RANGE = {
                 {"device": "tpu"}],
     "lightgbm": [{"learning_rate": 0.0}, {"column_sample": 1.1}, {"device": "cuda"}],
     "linear": [{"l2": -1.0}, {"clip": -1.0}, {"class_weight": "even"}],
-    "WeightSpec": [{"decay": -1.0}, {"decay": 1.5}, {"decay": True}, {"uniqueness": 1}],
     "SplitSpec": [{"train": 0.0}, {"train": 0.9, "validation": 0.1}, {"embargo_bars": -1}, {"train": True}],
     "LabelSpec": [{"horizon": 0}, {"horizon": True}, {"horizon": 2.0}, {"k_up": 0.0}, {"k_down": float("inf")},
                   {"sigma_span": 1}, {"cost_ticks": -1.0}, {"session_end": "cut"}],

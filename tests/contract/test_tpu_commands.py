@@ -59,12 +59,6 @@ def test_tpu_verb_that_leaves_work_exits_1_with_one_line(tpu):
     assert code == 1 and json.loads(out)["phase"] == "REQUEST_FAILED"
 
 
-def test_tpu_waits_no_longer_than_hours(tpu):
-    one, run = tpu({"request": ["WAITING_FOR_RESOURCES"]})
-    code, out, _ = run("setup", "--hours", "0.00001")
-    assert code == 0 and "WAITING" in out and one.count("queued-resources create") == 1
-
-
 def test_tpu_setup_packs_the_guides_config_with_the_bucket(tpu):
     one, run = tpu({"request": ["ACTIVE"]})
     assert run("setup")[0] == 0

@@ -69,8 +69,7 @@ def is_alive(pid: int) -> bool:
 def test_mirror_logs_valid_steps_of_all_attempts_once_in_order(track, service):
     first = track(mirror="off")
     for step in range(1, 8):
-        first.log(step, {"loss": step})
-    first._file.close()  # killed; its checkpoint is of step 4
+        first.log(step, {"loss": step})  # then killed; its checkpoint is of step 4
     store = service()
     with track() as second:
         for step in (5, 6, 7):
@@ -349,7 +348,6 @@ def test_cli_tracking_replay_writes_every_step_to_offline_file(tmp_path, spawn, 
     first = doors.Tracker("train-x", {"lr": 0.1}, log, tmp_path / "l", mirror="off")
     for step in range(1, 9):
         first.log(step, {"loss": 1 / step})
-    first._file.close()
     with doors.Tracker("train-x", {"lr": 0.1}, log, tmp_path / "l", mirror="off") as second:
         for step in range(6, 11):
             second.log(step, {"loss": 2 / step})

@@ -64,37 +64,6 @@ def test_training_weights_categorical_barriers_equal_text_barriers():
     assert (doors.training_weights(rows) == doors.training_weights(rows.astype({"barrier": "category"}))).all()
 
 
-@pytest.mark.parametrize(
-    ("oldest", "wanted"),
-    [
-        # the cases of AFML figure 4.3 on uniqueness 1/2, 1/2, 1, 2: cumulative x = 1/2, 1, 2, 4 of 4
-        (1.0, [1, 1, 1, 1]),
-        (0.75, [25 / 32, 13 / 16, 7 / 8, 1]),  # 3/4 + x/16
-        (0.5, [9 / 16, 5 / 8, 3 / 4, 1]),  # 1/2 + x/8
-        (0.0, [1 / 8, 1 / 4, 1 / 2, 1]),  # x/4
-        (-0.25, [0, 0, 1 / 3, 1]),  # slope 1/((1 - 1/4) 4) = 1/3, 1 - 4/3 + x/3: nothing up to x = 1
-        (-0.5, [0, 0, 0, 1]),  # slope 1/2, -1 + x/2: nothing up to x = 2
-    ],
-)
-def test_time_decay_equals_hand_computed_values(oldest, wanted):
-    np.testing.assert_allclose(
-        doors.time_decay_weights(np.array([0.5, 0.5, 1, 2]), oldest), wanted, rtol=1e-14, atol=1e-15
-    )
-
-
-def test_training_weights_decay_by_cumulative_uniqueness():
-    rows = lives((0, 2), (2, 3), (4, 5))
-    shares = np.array([5 / 6, 3 / 4, 1])
-    age = np.cumsum(shares)
-    for spec, plain in (
-        (doors.WeightSpec(decay=0.4), shares),
-        (doors.WeightSpec(uniqueness=False, decay=0.4), np.ones(3)),
-    ):
-        wanted = plain * (1 - 0.6 * (age[-1] - age) / age[-1])
-        np.testing.assert_allclose(doors.training_weights(rows, spec), wanted * 3 / wanted.sum(), rtol=1e-14)
-    assert (doors.training_weights(rows, doors.WeightSpec(uniqueness=False)) == 1).all()
-
-
 def test_effective_rows_equals_kish_formula_with_pairwise_overlap():
     rng = np.random.default_rng(1)
     entry = np.sort(rng.integers(0, 80, 60))

@@ -12,13 +12,13 @@ from ml_factory.data import resample, sessions
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.validation import validate_bars
 from ml_factory.datasets import scaling
-from ml_factory.datasets.fitted_transforms import PcaTransform
+from ml_factory.datasets.preprocessing import PcaTransform
 from ml_factory.features import build
 from ml_factory.features.build import FeatureSpec
 from ml_factory.leakage.proof import ProofSpec, prove
 from ml_factory.leakage.tables import Findings
 from ml_factory.settings import DataSpec
-from ml_factory.targets import label_table, primary_rule, splits
+from ml_factory.targets import label_table, make_labels, splits
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.workflows.build import DataUnderProof
 from tests.contract.test_proof import CUT, FULL, assert_caught, bars, named  # noqa: F401 - a fixture
@@ -151,12 +151,12 @@ def proven_a_bar_early(patch):
 
 
 def unpurged(patch):
-    patch.setattr(splits, "purge_keep_mask", lambda known_at, label_end, rows, block, embargo: np.ones(len(rows), bool))
+    patch.setattr(splits, "purge_training_rows", lambda known_at, label_end, rows, block, embargo: rows)
 
 
 def without_embargo(patch):
-    honest = splits.purge_keep_mask
-    patch.setattr(splits, "purge_keep_mask", lambda *given: honest(*given[:4], 0))
+    honest = splits.purge_training_rows
+    patch.setattr(splits, "purge_training_rows", lambda *given: honest(*given[:4], 0))
 
 
 def scaler_of_all(patch):
@@ -167,7 +167,7 @@ def scaler_of_all(patch):
 
 def components_of_all(patch):
     honest = PcaTransform.fit
-    spoilt = classmethod(lambda cls, sample, **options: honest(replace(sample, rows=np.arange(len(sample.x_NF)))))
+    spoilt = classmethod(lambda cls, x_NF, rows, **options: honest(x_NF, np.arange(len(x_NF)), **options))
     patch.setattr(PcaTransform, "fit", spoilt)
 
 
@@ -200,11 +200,11 @@ def test_prove_meta_labels_with_look_ahead_side_reports_leak(prepared, monkeypat
     asked = DataUnderProof("DEMO", settings, (5,), folds=0)
     short = ProofSpec(cuts=10, whole_cuts=2, fit_rows=0, feed_pushes=0)
     assert prove(asked, bars, short).passed
-    honest = primary_rule.compute_family_columns
+    honest = make_labels.compute_family_columns
 
     def peeking(family, bars, market, coarse):
         return {name: np.append(one[1:], np.nan) for name, one in honest(family, bars, market, coarse).items()}
 
-    monkeypatch.setattr(primary_rule, "compute_family_columns", peeking)
+    monkeypatch.setattr(make_labels, "compute_family_columns", peeking)
     leaks = prove(asked, bars, short).leaks  # one bar is less than a label's life: only the side itself shows it
     assert "frame primary side" in {leak.part for leak in leaks}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ml_factory.recipes.shard_writer import array_samples, write_shards
+from ml_factory.recipes.shards import array_samples, write_shards
 from ml_factory.storage.serialization import read_state_file
 from ml_factory.storage.workspace import Workspace
 from ml_factory.training.spec import TrainSpec

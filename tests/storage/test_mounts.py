@@ -2,7 +2,7 @@
 
 import pytest
 
-from ml_factory.storage import mounts
+from ml_factory.storage import files as mounts
 
 
 @pytest.mark.parametrize(

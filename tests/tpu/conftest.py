@@ -34,7 +34,7 @@ class Play:
         say, settings = self.lines.append, read_settings(self.config)
         common = f"--project={settings['PROJECT_ID']}", "--quiet"
         called = Gcloud(*common, dry_run=dry_run, pause=0.0, say=say)
-        return Slice(settings, called, self.folder / "files", 0.01, 60.0, say)
+        return Slice(settings, called, self.folder / "files", 0.01, say)
 
     def calls(self) -> list[dict]:
         path = self.folder / "calls.jsonl"

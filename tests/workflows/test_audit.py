@@ -109,7 +109,7 @@ def test_audit_of_files_with_every_reading_of_the_bars_shifted_names_them(prepar
 def test_prepare_with_scaler_fitted_on_all_rows_names_scaler(prepared, monkeypatch, caplog):
     """The stored scaler itself: what is fitted again in a proof is another one."""
     honest = prepare.fit_preprocessing_steps
-    everything = lambda steps, sample: honest(steps, replace(sample, rows=np.arange(len(sample.x_NF))))  # noqa: E731
+    everything = lambda steps, x_NF, rows: honest(steps, x_NF, np.arange(len(x_NF)))  # noqa: E731
     monkeypatch.setattr(prepare, "fit_preprocessing_steps", everything)
     made = pipeline.prepare(prepared, "DEMO", (7,), settings=SMALL_DATA)
     assert made.proof.startswith("FAILED") and "scaler h7: scaler['center']" in caplog.text

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ml_factory.training.batches import weighted_cross_entropy
 from ml_factory.training.device import Device, pick_device
-from ml_factory.training.losses import weighted_cross_entropy
 from ml_factory.training.spec import TrainSpec
 from tests.models.cases import CASES, CLASSES, Case
 

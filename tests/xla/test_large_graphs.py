@@ -15,9 +15,9 @@ import torch
 from benchmarks.training_scan import Unrolled
 from ml_factory.models.registry import available_models, find_model_spec, resolve_registry_entry
 from ml_factory.models.sequence import LSTM
+from ml_factory.training.batches import weighted_cross_entropy
 from ml_factory.training.device import XlaDevice
 from ml_factory.training.loop import run_training_loop
-from ml_factory.training.losses import weighted_cross_entropy
 from ml_factory.training.spec import TrainSpec
 from tests.xla.side_by_side import IDENTITY, device_of
 

@@ -13,9 +13,8 @@ from ml_factory.datasets.windows import Windows
 from ml_factory.errors import SettingsError
 from ml_factory.models.registry import available_models, build_model, find_model_spec
 from ml_factory.storage.serialization import deserialize_state, serialize_state
-from ml_factory.training.batches import BatchLoader
+from ml_factory.training.batches import BatchLoader, evaluate_mean_loss
 from ml_factory.training.device import deterministic_device, pick_device
-from ml_factory.training.evaluate import evaluate_mean_loss
 from ml_factory.training.loop import run_training_loop, take_training_step
 from ml_factory.training.spec import TrainSpec
 from ml_factory.training.state import TrainingState

@@ -12,9 +12,7 @@ import numpy as np
 import pandas as pd
 import pyarrow
 
-from ml_factory.data.databases.address import TableColumn, quoted
-from ml_factory.data.databases.postgres import Postgres
-from ml_factory.data.databases.questdb import QuestDB
+from ml_factory.data.databases.connections import Postgres, QuestDB, TableColumn, quoted
 from ml_factory.data.parsing import EPOCH_UNITS, SPELLINGS
 from ml_factory.data.sessions import PRICES
 from ml_factory.errors import BarsError, SettingsError, did_you_mean
@@ -233,13 +231,13 @@ class SelectedRows:
 
     def _count(self) -> tuple[int, pyarrow.Scalar, pyarrow.Scalar]:
         """Return count, first and last time. Raises BarsError for no rows, or rows without a time."""
-        time = self._time.finite
+        time = self._time.value
         question = f"SELECT count(*), count({time}), min({time}), max({time}) FROM {self._selected()}"
         ((rows, timed, first, last),) = self._database.query(question)
         if rows > timed:
             raise BarsError(
                 "Rows without a time cannot be bars", where=f"{self._where}, column {self._time.name}",
-                got=f"{rows - timed:,} rows that are NULL or infinite there",
+                got=f"{rows - timed:,} rows that are NULL there",
                 next_step="correct them, or give a view without them",
             )  # fmt: skip
         if not rows:

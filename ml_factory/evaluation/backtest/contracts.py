@@ -86,7 +86,7 @@ def contract_spec(symbol: str, *, tick: float | None = None, file: str | Path | 
     try:
         if "calendar" in given:
             resolve_market_spec(symbol, calendar=given["calendar"])
-        return build_model_settings({"symbol": symbol, **facts}, ContractSpec, where="facts")[0]
+        return build_model_settings({**facts, "symbol": symbol}, ContractSpec, where="facts")[0]
     except SettingsError as error:
         place = f"{file}, {symbol}" if file else symbol
         raise SettingsError(error.what, where=f"{place}: {error.where}", got=error.got, wanted=error.wanted,
@@ -141,7 +141,4 @@ def _facts_in_file(path: Path, symbol: str) -> dict[str, Any]:
             "This file of contracts lacks the symbol", where=path, got=", ".join(table) or "no symbol", wanted=symbol,
             next_step=f'add {{"{symbol}": {{"commission": 0.85}}}}, or leave the file out',
         )  # fmt: skip
-    if "symbol" in given:
-        raise SettingsError("A file of contracts cannot rename a symbol", where=f"{path}, {symbol}",
-                            got=given["symbol"], next_step="delete this field")  # fmt: skip
     return given

@@ -6,6 +6,9 @@ beyond it exits at its open; a bar that holds both exits at the worse one. Exits
 a session and before a roll are orders at a bar's close: their moment is known in advance. A hole is not: there the
 label ends at the last bar before it, and so does the trade, with the exit "hole", counted in the metrics. Every exit
 pays as an entry.
+
+Returns are those of exchange days, on the value of the largest position at the first close. Ratios are annualised by
+the sessions that the market's calendar has in a year.
 """
 
 from dataclasses import dataclass
@@ -25,10 +28,58 @@ from ml_factory.data.sessions import (
 from ml_factory.errors import BarsError
 from ml_factory.evaluation.backtest.contracts import ContractSpec, contract_spec
 from ml_factory.evaluation.backtest.fill_kernel import END, EXITS, HOLE, ROLL, SESSION, STAY, simulate_fills_kernel
-from ml_factory.evaluation.backtest.metrics import backtest_metrics
-from ml_factory.evaluation.backtest.rules import CostSpec, TradingRule
+from ml_factory.evaluation.intervals import FEWEST, newey_west_standard_error
+from ml_factory.models.base import check_settings
 
 NEVER = np.iinfo(np.int64).max
+NAN = float("nan")
+
+
+@dataclass(frozen=True)
+class CostSpec:
+    """Costs of a fill beyond commission and fees, which are the contract's.
+
+    spread_ticks : distance of bid and ask, in ticks; each fill pays half of it
+    slippage_ticks : further ticks that each fill pays
+    """
+
+    spread_ticks: float = 1.0
+    slippage_ticks: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_settings(self, spread_ticks="[0, inf)", slippage_ticks="[0, inf)")
+
+    @property
+    def ticks_of_fill(self) -> float:
+        """Ticks that a fill pays."""
+        return self.spread_ticks / 2 + self.slippage_ticks
+
+
+@dataclass(frozen=True)
+class TradingRule:
+    """Rule that turns forecasts into positions of one contract.
+
+    horizon : bars that a position is held at most, the bar of its fill included; None: until another exit
+    least_edge : least |p_long - p_short| of a forecast that opens a position
+    reverse : a forecast of the other side closes the position and opens its own; False: it is ignored
+    barriers : exit at the label's barriers, columns `up` and `down` of the forecasts, where they have them
+    flat_at_session_end : close at the last bar of the scheduled session, and open nothing across its edge
+    daily_loss_limit : currency; a session that loses as much at a bar's close is flat from the next open and stays so
+    longest_wait_minutes : a forecast without a bar that starts so soon after it expires
+    """
+
+    horizon: int | None = None
+    least_edge: float = 0.0
+    reverse: bool = True
+    barriers: bool = True
+    flat_at_session_end: bool = True
+    daily_loss_limit: float | None = None
+    longest_wait_minutes: float = 60.0
+
+    def __post_init__(self) -> None:
+        check_settings(
+            self, horizon="[1, inf)", least_edge="[0, 1]", daily_loss_limit="(0, inf)", longest_wait_minutes="[0, inf)"
+        )
 
 
 @dataclass(frozen=True)
@@ -207,3 +258,91 @@ def _trade_table(
             "bars": leave - entry + 1,
         }
     )  # fmt: skip
+
+
+# ---- metrics -------------------------------------------------------------------------------------------------------
+
+
+def backtest_metrics(
+    trades: pd.DataFrame, equity: pd.DataFrame, tick_value: float, notional: float, sessions_a_year: float
+) -> dict[str, float]:
+    """Return the metrics of a backtest by name; NaN where one is not defined.
+
+    net, gross, cost : currency; net_ticks; net_percent of `notional`
+    sharpe, sharpe_error : annualised by the root of time; the error under autocorrelation, `sharpe_ratio`
+    drawdown, drawdown_sessions : largest fall of the equity below its peak at bars' closes, currency; longest time
+        below a peak
+    turnover : contracts traded a session; exposure : share of bars with a position
+    hit_rate : share of trades with a net gain; profit_factor : net gains over net losses of trades
+    break_even_ticks : cost of a round trip, in ticks, at which these trades earn nothing; cost_ticks : what they paid
+    hole_exits, roll_exits : trades that ended before missing bars, and before a roll
+
+    Parameters
+    ----------
+    trades, equity : as of `Backtest`
+    tick_value : currency of a tick of one contract
+    notional : currency that a return is a share of
+    sessions_a_year : of the market's calendar
+    """
+    daily, root = session_gains(equity), np.sqrt(sessions_a_year)
+    ratio, error = sharpe_ratio(daily / notional)
+    net, count = trades["net"].to_numpy(), len(trades)
+    gains, losses = net[net > 0].sum(), -net[net < 0].sum()
+    fall, length = drawdown(equity["equity"].to_numpy(), equity["session"].to_numpy())
+    mean = {name: float(trades[name].mean()) if count else NAN for name in ("gross", "cost")}
+    return {
+        "net": float(net.sum()), "gross": float(trades["gross"].sum()), "cost": float(trades["cost"].sum()),
+        "net_ticks": float(net.sum() / tick_value), "net_percent": float(100 * net.sum() / notional),
+        "sharpe": ratio * root, "sharpe_error": error * root,
+        "drawdown": fall, "drawdown_sessions": length,
+        "trades": count, "turnover": 2 * count / len(daily), "exposure": float((equity["position"] != 0).mean()),
+        "hit_rate": float((net > 0).mean()) if count else NAN,
+        "profit_factor": float(gains / losses) if losses > 0 else NAN,
+        "break_even_ticks": mean["gross"] / tick_value, "cost_ticks": mean["cost"] / tick_value,
+        "hole_exits": int((trades["exit"] == "hole").sum()), "roll_exits": int((trades["exit"] == "roll").sum()),
+        "sessions": len(daily), "sessions_a_year": sessions_a_year,
+    }  # fmt: skip
+
+
+def session_gains(equity: pd.DataFrame) -> np.ndarray:
+    """Return the gain of each session in currency, after costs; equity as of `Backtest`.
+
+    A session with fewer than half the usual bars, cut by the rows' first or last one, counts with its neighbour.
+    """
+    session, value = equity["session"].to_numpy(), equity["equity"].to_numpy()
+    last = np.append(np.flatnonzero(np.diff(session)), len(session) - 1)
+    bars = np.diff(last, prepend=-1)
+    at_end = value[last[2 * bars >= np.median(bars)]]
+    at_end[-1] = value[-1]
+    return np.diff(at_end, prepend=0.0)
+
+
+def sharpe_ratio(returns: np.ndarray) -> tuple[float, float]:
+    """Return (mean / deviation of a period's return, its standard error under autocorrelation).
+
+    Lo (2002), "The Statistics of Sharpe Ratios": the delta method on mean and variance, whose influence on the ratio is
+    z - SR / 2 (z² - 1) with z the standardised return. Its long-run variance by Newey and West; for independent normal
+    returns it is Lo's 1 + SR² / 2. NaN for constant returns; no error below 8 of them.
+    """
+    returns = np.asarray(returns, np.float64)
+    deviation = returns.std() if len(returns) else 0.0
+    if not deviation > 0:
+        return NAN, NAN
+    z = (returns - returns.mean()) / deviation
+    ratio = float(returns.mean() / deviation)
+    if len(returns) < FEWEST:
+        return ratio, NAN
+    return ratio, newey_west_standard_error(z - ratio / 2 * (z**2 - 1), 1)[0]
+
+
+def drawdown(equity: np.ndarray, session: np.ndarray) -> tuple[float, int]:
+    """Return the largest fall below the highest equity so far, 0 at least, and the most sessions spent below it.
+
+    equity : at bars' closes, from 0 before the first; session : int, of each bar
+    """
+    peak = np.maximum.accumulate(np.maximum(equity, 0.0))
+    below, position = equity < peak, np.unique(session, return_inverse=True)[1]
+    starts = np.flatnonzero(below & ~np.append(False, below[:-1]))
+    stops = np.flatnonzero(below & ~np.append(below[1:], False))
+    longest = int((position[stops] - position[starts] + 1).max()) if len(starts) else 0
+    return float((peak - equity).max(initial=0.0)), longest
