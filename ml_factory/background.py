@@ -50,24 +50,28 @@ class BackgroundThread:
             if self._working:  # another thread was started for the same jobs
                 return
             self._working = True
-            try:
-                while self._jobs:
-                    self._run(self._jobs.popleft())
-            finally:  # also after Ctrl-C, where jobs run in place
+        try:
+            while job := self._next_job():
+                try:
+                    job()
+                except FactoryError as error:
+                    _log.warning("%s", error)
+                except Exception:  # noqa: BLE001 - a thread that ends here would leave every later save unwritten
+                    _log.exception("A job of the thread %s failed; it continues with the next", self._name)
+        except BaseException:  # Ctrl-C, where jobs run in place
+            with self._changed:
                 self._working = False
                 self._changed.notify_all()
+            raise
 
-    def _run(self, job: Callable[[], object]) -> None:
-        """Run a job, while others are added."""
-        self._changed.release()
-        try:
-            job()
-        except FactoryError as error:
-            _log.warning("%s", error)
-        except Exception:  # noqa: BLE001 - a thread that ends here would leave every later save unwritten
-            _log.exception("A job of the thread %s failed; it continues with the next", self._name)
-        finally:
-            self._changed.acquire()
+    def _next_job(self) -> Callable[[], object] | None:
+        """Return the next job; without one, end the work in the same moment."""
+        with self._changed:
+            if self._jobs:
+                return self._jobs.popleft()
+            self._working = False
+            self._changed.notify_all()
+            return None
 
 
 def map_on_cores(work: Callable[[Any], Any], items: Iterable) -> list:

@@ -33,7 +33,7 @@ from ml_factory.commands.options import (
     check_symbol_stored,
     parse_name_value_options,
 )
-from ml_factory.errors import FactoryError, SettingsError, did_you_mean
+from ml_factory.errors import FactoryError, SettingsError, check_known
 from ml_factory.interrupt import Interrupted
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.setting_names import parse_setting_value
@@ -224,9 +224,7 @@ def _parse_guard(texts: Sequence[str]) -> Any:
     names = [field.name for field in fields(guard_settings.GuardSettings)]
     given = parse_name_value_options(texts, "--guard", "drift=abstain")
     for name in given:
-        if name not in names:
-            raise SettingsError("There is no such setting", where="--guard", got=name,
-                                next_step=did_you_mean(name, names))  # fmt: skip
+        check_known("There is no such setting", "--guard", name, names)
     values = {name: parse_setting_value(text, f"--guard {name}") for name, text in given.items()}
     return guard_settings.GuardSettings(**values)
 

@@ -10,8 +10,8 @@ same file an hour later.
 Deletions in a mirrored workspace are noted, and made on the remote by the next push: a file that is only missing stays
 there.
 
-Mounted file systems of other machines are found in the mount table without touching them: one that hangs blocks whoever
-asks as little as a file's size. Names that stand in a file, a bucket or a service, which every user of a shared
+Mounted file systems of other machines are found in the mount table without touching them: one that hangs blocks
+even a question for a file's size. Names that stand in a file, a bucket or a service, which every user of a shared
 workspace can choose, become paths by `stored_path` alone: never outside their folder, never through a link.
 """
 
@@ -199,12 +199,17 @@ class Files:
         """Delete the folder with everything in it, links themselves and never their targets.
 
         It is renamed to `.removed-...` first, so that it is gone in one step for every reader; what a killed process
-        left under such a name is removed by the next `clean`. Raises FileError for a link.
+        left under such a name is removed by the next `clean`. Raises FileError, before anything is deleted, where it is
+        a link, or another file system is mounted below it.
         """
         path = Path(path)
         with disk_errors(path):
-            if not stat.S_ISDIR(os.lstat(path).st_mode):
+            top = os.lstat(path)
+            if not stat.S_ISDIR(top.st_mode):
                 raise NotADirectoryError(errno.ENOTDIR, "no folder, or a link")
+            for folder, _, _ in os.walk(path, onerror=raise_error):
+                if os.lstat(folder).st_dev != top.st_dev:
+                    raise OSError(errno.EXDEV, f"another file system is mounted at {folder}")
             _note_removal(path)
             if not path.name.startswith(REMOVED):
                 path = path.rename(path.with_name(f"{REMOVED}{secrets.token_hex(4)}-{path.name}"[:255]))
@@ -269,7 +274,7 @@ def _flush(path: Path) -> None:
 
 
 def _sweep_temporary_files(path: Path) -> None:
-    """Delete temporary files of `path` that nobody has written to for long."""
+    """Delete temporary files of `path` without a write for an hour: their writers were killed."""
     for leftover in path.parent.glob(f".{path.name}.*.tmp"):
         with suppress(OSError):
             if time.time() - leftover.lstat().st_mtime > _LEFT_SECONDS:
@@ -296,6 +301,11 @@ def flush_to_disk(descriptor: int) -> None:
     except OSError as error:
         if error.errno not in _NO_FSYNC:
             raise
+
+
+def raise_error(error: OSError) -> None:
+    """Raise what `os.walk` would pass over."""
+    raise error
 
 
 # ---------------------------------------------------------------------- paths

@@ -27,7 +27,7 @@ from ml_factory.background import start_python_process
 from ml_factory.errors import FactoryError, SettingsError, UnresponsiveMountError, WorkspaceError
 from ml_factory.lazy_module import check_packages_installed, import_module_or_explain
 from ml_factory.process_identity import process_id
-from ml_factory.storage.files import disk_errors, flush_to_disk
+from ml_factory.storage.files import disk_errors, flush_to_disk, raise_error
 
 SCHEME = "gs"
 LEASES = "leases"  # folder of the checkpoints that has a mirror of its own: a lease does not wait behind large files
@@ -219,7 +219,7 @@ class MountedFolder:
         found: dict[str, dict] = {}
         with self._errors(folder):
             top = os.path.join(self._folder, folder)
-            for place, _, names in os.walk(top, onerror=_raise) if os.path.lexists(top) else ():
+            for place, _, names in os.walk(top, onerror=raise_error) if os.path.lexists(top) else ():
                 for path in (os.path.join(place, name) for name in names):
                     self._alive()
                     with suppress(FileNotFoundError):
@@ -408,11 +408,6 @@ def _prefix_of(url: str) -> str:
 
 def _facts(info: dict) -> dict:
     return {"size": int(info["size"]), "md5": info.get("md5Hash"), "version": str(info["generation"])}
-
-
-def _raise(error: OSError) -> None:
-    """Raise what `os.walk` would pass over."""
-    raise error
 
 
 def _mounted_facts(found: os.stat_result) -> dict:

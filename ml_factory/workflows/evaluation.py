@@ -13,7 +13,6 @@ import pandas as pd
 from ml_factory.argument_checks import DEMO
 from ml_factory.data.bar_files import read_bars_table
 from ml_factory.data.sessions import MINUTE_NS, assign_sessions
-from ml_factory.data.synthetic import SyntheticSpec, oracle_probabilities, synthetic_market
 from ml_factory.ensemble.stacking import equal_weight_probabilities
 from ml_factory.evaluation.baselines import (
     BASELINES,
@@ -48,6 +47,7 @@ from ml_factory.evaluation.verdict import (
     verdict_gains_of_rows,
 )
 from ml_factory.inference.predict import common_prediction_index
+from ml_factory.lazy_module import LazyModule
 from ml_factory.models.session_clock import SessionClock
 from ml_factory.result import Result
 from ml_factory.runs import count_trials
@@ -59,6 +59,7 @@ from ml_factory.workflows import predictions
 from ml_factory.workflows.prepared_dataset import PreparedDataset, dataset_rows_with_weight, load_dataset
 
 EQUAL_POOL = "equal_pool"
+synthetic = LazyModule("ml_factory.data.synthetic")  # the answer about the made-up market alone reads it
 EVERY, PATHS = 8, 400  # test rows the oracle forecasts, whose neighbours' labels overlap, and its paths for each
 
 
@@ -333,8 +334,9 @@ def _oracle_share(workspace: Workspace, found: Result) -> str:
     """
     data = load_dataset(workspace, found.symbol, found.horizon)
     bars = read_bars_table(workspace.raw_bars(found.symbol))
-    sessions = assign_sessions(pd.DatetimeIndex(bars["timestamp"]).as_unit("ns").asi8, SyntheticSpec.calendar).id
-    market = synthetic_market(SyntheticSpec(days=len(np.unique(sessions))))
+    times = pd.DatetimeIndex(bars["timestamp"]).as_unit("ns").asi8
+    sessions = assign_sessions(times, synthetic.SyntheticSpec.calendar).id
+    market = synthetic.synthetic_market(synthetic.SyntheticSpec(days=len(np.unique(sessions))))
     if data.kind != "triple_barrier" or not np.array_equal(bars["close"], market.bars["close"]):
         return ""
     stored = predictions.load_predictions(
@@ -347,7 +349,7 @@ def _oracle_share(workspace: Workspace, found: Result) -> str:
     rows, p_N3 = rows[sampled], stored[PROBABILITIES].to_numpy()[sampled]
     labels, base_minutes = data.labels.iloc[rows], data.settings["data"]["features"]["base_minutes"]
     times, up, down = labels.index.as_unit("ns").asi8, labels["up"].to_numpy(), labels["down"].to_numpy()
-    truth = oracle_probabilities(market, times, up, down, found.horizon * base_minutes, paths=PATHS)
+    truth = synthetic.oracle_probabilities(market, times, up, down, found.horizon * base_minutes, paths=PATHS)
     truth = (PATHS * truth + 1 / 3) / (PATHS + 1)  # one path more than were simulated ends anywhere
     best = prepared_dataset_baselines(data, train, rows)[found.verdicts[found.chosen].best_baseline]
     loss = row_log_loss(data.y[rows], best).mean()

@@ -234,10 +234,10 @@ class QuestDB:
             answer = connection.getresponse()
             if answer.status != http.client.OK:
                 refused = answer.status in (http.client.UNAUTHORIZED, http.client.FORBIDDEN)
-                said = " ".join(answer.read(4096).decode(errors="replace").split())[:200]
+                text = " ".join(answer.read(4096).decode(errors="replace").split())[:200]
                 raise DatabaseError(
                     "QuestDB refused a question", where=self._address.shown,
-                    got=f"HTTP {answer.status} {answer.reason}: {said}",
+                    got=f"HTTP {answer.status} {answer.reason}: {text}",
                     next_step="check the user in --source and PGPASSWORD" if refused else "check --source",
                 )  # fmt: skip
             yield answer
