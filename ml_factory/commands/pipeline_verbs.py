@@ -245,7 +245,7 @@ def auto(
     hours: float | None = None,
     model: Annotated[Texts, Parameter(help="Several times; empty: " + ", ".join(AUTO_MODELS) + ".")] = AUTO_MODELS,
     folds: Folds = 5, seed: Seed = 0, quick: Quick = False, fresh: Fresh = False, uncertified: bool = False,
-    setting: Setting = (),
+    setting: Setting = (), ray: str | None = None,
 ) -> None:  # fmt: skip
     """Search models and settings, and train the best. Example: `python -m ml_factory auto --symbol MES --trials 40`
 
@@ -253,12 +253,14 @@ def auto(
         trials: Trials of the search in all, those of earlier calls among them.
         hours: Time of this call; where it ends depends on the machine.
         uncertified: Accept data not proved free of look-ahead.
+        ray: Address of a Ray cluster whose cores search together; local: the cores of this machine.
     """
     place = market.open()
     settings = split_settings_by_model(model, parse_settings(setting), "--set")
     run_verb(market.as_json, "searching", lambda: pipeline.auto(
         place, market.symbol, horizon, hours, trials, models=model, folds=folds, model_settings=settings, seed=seed,
         quick=quick_from_environment(quick), fresh=fresh, uncertified=uncertified, on_status=print_status,
+        ray=ray, own_modules=market.own_modules,
     ))  # fmt: skip
 
 

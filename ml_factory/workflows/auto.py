@@ -52,8 +52,9 @@ from ml_factory.storage.locks import file_lock
 from ml_factory.storage.mirror import opened_mirror, push_in_background
 from ml_factory.storage.workspace import Workspace, push_workspace_on_exit
 from ml_factory.workflows.cross_validate import check_barriers_unsearched, fold_gain, plan_model_folds
+from ml_factory.workflows.distribute import begin_task, ended_tasks, joined_cluster
 from ml_factory.workflows.folds import FoldModel, FoldSchemeSpec
-from ml_factory.workflows.prepared_dataset import PreparedDataset
+from ml_factory.workflows.prepared_dataset import PreparedDataset, load_dataset
 from ml_factory.workflows.train import load_data_of_run, train_or_load
 from ml_factory.workflows.train_ranks import check_single_rank
 
@@ -61,13 +62,15 @@ POLL_SECONDS = 1.0  # between two looks at the last trials of another process
 FINISHED_BEFORE_STOPS = 5  # trials, before another one may stop early
 _NOT_OF_A_TRIAL = (CheckpointError, SessionOverError, WorkspaceError)  # these errors end the search
 optuna, journal = LazyModule("optuna"), LazyModule("optuna.storages.journal")  # they come with the extra auto
+ray_library = LazyModule("ray")
 
 
 @push_workspace_on_exit
 def auto(
     workspace: Workspace | str | Path, symbol: str, horizon: int, hours: float | None = None,
     trials: int | None = None, *, models: Sequence[str] = AUTO_MODELS, folds: int = 5,
-    model_settings: Mapping[str, Mapping] | None = None, **options: Any,
+    model_settings: Mapping[str, Mapping] | None = None, ray: str | None = None,
+    own_modules: Sequence[str] = (), **options: Any,
 ) -> Result:  # fmt: skip
     """Search models and settings by their mean gain over the best baseline on purged folds, and train the best.
 
@@ -80,6 +83,9 @@ def auto(
     models : those searched; the first trial of each has its defaults.
     folds : number of purged folds. A trial whose mean gain after two or more is below the others' median stops there.
     model_settings : model -> settings that are not searched, and the same in all its trials.
+    ray : address of a cluster, whose cores search together, or "local": a process for each core of this machine. The
+        workspace is a folder that all machines share, not in a bucket. None: this process alone.
+    own_modules : modules, or .py files, of your own features and networks, for the processes on Ray.
     options : as of `train`, without `source` and `run`.
 
     The result has
@@ -89,7 +95,8 @@ def auto(
     best : the row of the best complete trial; beats: its gain is above 0.
     command : of the training of the best, with its verdict and trained_run_id; None where nothing beats the baselines:
         no test row was read then.
-    exact : False where hours, or a fit, make the end depend on the machine; inexact_because has the reasons.
+    exact : False where hours, several processes on Ray, or a fit make the end depend on the machine; inexact_because
+        has the reasons.
 
     Raises SettingsError, NotPreparedError, FactoryError.
     """
@@ -113,9 +120,15 @@ def auto(
     given = {name: check_registered_model_settings(name, (model_settings or {}).get(name)) for name in models}
     data = load_data_of_run(workspace, symbol, horizon, chosen)
     check_barriers_unsearched(data)
-    study = _Study(workspace, data, given, FoldSchemeSpec(folds=folds), chosen)
+    scheme, limit = FoldSchemeSpec(folds=folds), min(hours, expected_hours_left()) * 3600 if hours else math.inf
+    study = _Study(workspace, data, given, scheme, chosen)
     with study.checkpoints:
-        study.search(trials, min(hours, expected_hours_left()) * 3600 if hours else math.inf)
+        if ray is None:
+            study.search(trials, limit)
+        else:
+            options = replace(chosen, fresh=False, on_status=RunOptions.on_status)  # of what can be sent
+            joining = (symbol, horizon, given, scheme, options, trials, limit)
+            study.search_on_ray(ray, trials, _join_search, workspace.address, joining, {}, own_modules)
     table, path = study.finished(trials), study.folder / TRIALS
     complete = [one for one in table if one["state"] == "complete"]
     if table and not complete:
@@ -135,7 +148,8 @@ def auto(
             )
             trained = training and training.reported(began)
         ending = [f"  {command}", *(trained.summary().splitlines() if trained else ())]
-    because, seconds = [*(["hours"] if hours else []), *study.inexact()], time.perf_counter() - started
+    because = [name for name, limit in (("hours", hours), ("ray", ray)) if limit] + study.inexact()
+    seconds = time.perf_counter() - started
     lines = [
         f"auto on {symbol}, horizon {horizon}: {len(table)} trials on {folds} folds before the test rows, "
         f"{sum(one['state'] == 'pruned' for one in table)} of them stopped early, "
@@ -214,6 +228,29 @@ class _Study:
                     return
                 else:
                     time.sleep(POLL_SECONDS)
+
+    def search_on_ray(self, address: str, count: int | None, *call: Any) -> None:
+        """Run trials in a process for each core of a cluster, as processes that share the search, and wait for all.
+
+        call : `_join_search` of this search and the arguments after it, as of `begin_task`.
+
+        Raises SettingsError where the workspace is in a bucket or on a mount, FactoryError for what ended a process.
+        """
+        if opened_mirror(self.folder):
+            raise SettingsError(
+                "Processes that share a search share a folder", where="workspace", got=call[1],
+                wanted="a folder at the same path on all machines, not in a bucket or on a mount",
+                next_step="search without --ray",
+            )  # fmt: skip
+        known = len(self.finished(count))
+        with joined_cluster(address), progress_phase("search", count, of="trials", start=known) as done:
+            processes = min(int(ray_library.cluster_resources()["CPU"]), count or math.inf)
+            for ended in ended_tasks([begin_task(*call, num_cpus=1) for _ in range(processes)]):
+                if errors := [outcome["reason"] for outcome in ended.values() if outcome["reason"]]:
+                    raise FactoryError(errors[0])
+                now = len(self.finished(count))
+                done(now - known)
+                known = now
 
     def finished(self, count: int | None = None) -> list[dict]:
         """Return the facts of those finished among the first `count` trials, in order."""
@@ -346,6 +383,16 @@ class _Study:
         trials = self.study.get_trials(deepcopy=False, states=(self.states.COMPLETE, self.states.PRUNED))
         others = [_mean_gain(folds, count) for one in trials if len(folds := one.user_attrs["folds"]) >= count]
         return len(others) >= FINISHED_BEFORE_STOPS and mean < np.median(others)
+
+
+def _join_search(
+    address: str, symbol: str, horizon: int, given: Mapping, scheme: FoldSchemeSpec, options: RunOptions, *limits: Any
+) -> None:  # fmt: skip
+    """Run trials of a search in this process of a cluster, next to the others."""
+    workspace = Workspace(address)
+    study = _Study(workspace, load_dataset(workspace, symbol, horizon), given, scheme, options)
+    with study.checkpoints:
+        study.search(*limits)
 
 
 def _mean_gain(folds: Sequence, count: int) -> float:

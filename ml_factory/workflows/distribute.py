@@ -234,7 +234,7 @@ def _run_on_ray(
 
     Raises SettingsError for a unit that no machine can run.
     """
-    with _joined_cluster(address):
+    with joined_cluster(address):
         alive = [node["Resources"] for node in ray_library.nodes() if node["Alive"]]
         for kind, wanted in (("CPU", spec.cores), ("GPU", spec.gpus)):
             most = max(one.get(kind, 0) for one in alive)
@@ -243,23 +243,19 @@ def _run_on_ray(
                     "No machine can run a unit of this size", where="gpus" if kind == "GPU" else "cores", got=wanted,
                     wanted=f"at most {most:g}", next_step="give fewer, or the --ray address of a larger cluster",
                 )  # fmt: skip
-        task, begun, outcomes = ray_library.remote(max_retries=RETRIES)(_run_unit), {}, {}
+        begun: dict[str, Any] = {}
+        outcomes: dict[str, dict] = {}
 
         def run(together: Sequence[str]) -> None:
             for name in together:
-                occupied = {"num_cpus": spec.cores, "num_gpus": spec.gpus if "seed" in units[name].options else 0}
-                needed = [begun[one] for one in units[name].needs]
-                begun[name] = task.options(**occupied, name=name).remote(
-                    workspace.address, units[name], own_modules, *needed
-                )
-            left = {begun[name]: name for name in together}
-            while left:
-                ended, _ = ray_library.wait([*left], num_returns=len(left), timeout=0)
-                for one in ended:
-                    outcomes[left.pop(one)] = _outcome(one)
-                    done(1)
-                if not ended:
-                    time.sleep(POLL_SECONDS)  # Ctrl-C ends a sleep; inside Ray it would be lost
+                unit, needed = units[name], [begun[one] for one in units[name].needs]
+                occupied = {"num_cpus": spec.cores, "num_gpus": spec.gpus if "seed" in unit.options else 0}
+                call = VERBS[unit.verb], workspace.address, unit.given, unit.options, own_modules
+                begun[name] = begin_task(*call, *needed, **occupied, name=name)
+            names = {begun[name]: name for name in together}
+            for ended in ended_tasks([*names]):
+                outcomes.update({names[one]: outcome for one, outcome in ended.items()})
+                done(len(ended))
 
         with progress_phase("sweep", len(units), of="units") as done:
             run([name for name, unit in units.items() if unit.verb != "evaluate"])
@@ -273,8 +269,10 @@ def _run_on_ray(
 
 
 @contextmanager
-def _joined_cluster(address: str | None) -> Iterator[None]:
+def joined_cluster(address: str | None) -> Iterator[None]:
     """Join a cluster, or start Ray here, and leave it at the end, unless this process has joined one before.
+
+    address : of the cluster; None or "local" starts Ray.
 
     Raises SettingsError where the cluster does not answer.
     """
@@ -285,15 +283,17 @@ def _joined_cluster(address: str | None) -> Iterator[None]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.pop("OMP_NUM_THREADS", None)  # Ray gives each unit as many threads as it occupies cores
     local = {"num_cpus": machine_cores(), "include_dashboard": False, "object_store_memory": STORE_BYTES}
+    address = address or "local"
     try:
         try:
             ray_library.init(
-                address or "local", log_to_driver=False, logging_level="error", **({} if address else local)
+                address, log_to_driver=False, logging_level="error", **(local if address == "local" else {})
             )
         except (ValueError, ConnectionError, RuntimeError) as error:
             raise SettingsError(
-                "Ray does not start, or this cluster does not answer", where=address or "this machine",
-                got=" ".join(str(error).split())[:200], next_step="check --ray",
+                "Ray does not start, or this cluster does not answer", where=address,
+                got=" ".join(str(error).split())[:200],
+                next_step="check --ray; a cluster with a token needs RAY_AUTH_MODE=token and RAY_AUTH_TOKEN",
             ) from None  # fmt: skip
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, on_term)  # Ray sets its own
@@ -305,8 +305,22 @@ def _joined_cluster(address: str | None) -> Iterator[None]:
         os.environ.update(environment)
 
 
+def begin_task(*call: Any, **occupied: Any) -> Any:
+    """Begin `_run_task` of these arguments on the cluster, again where its process or machine dies."""
+    return ray_library.remote(max_retries=RETRIES)(_run_task).options(**occupied).remote(*call)
+
+
+def ended_tasks(left: list) -> Iterator[dict[Any, dict]]:
+    """Yield, at each look at these tasks, the outcomes of those that have ended since the last one."""
+    while left:
+        ended, left = ray_library.wait(left, num_returns=len(left), timeout=0)
+        yield {one: _outcome(one) for one in ended}
+        if left:
+            time.sleep(POLL_SECONDS)  # Ctrl-C ends a sleep; inside Ray it would be lost
+
+
 def _outcome(reference: Any) -> dict:
-    """Return the outcome of an ended unit, also of one whose process or machine has died too often."""
+    """Return the outcome of an ended task, also of one whose process or machine has died too often."""
     try:
         return ray_library.get(reference)
     except ray_library.exceptions.RayError as error:
@@ -314,7 +328,9 @@ def _outcome(reference: Any) -> dict:
         return {"state": FAILED, "minutes": np.nan, "machine": "", "reason": f"{reason} units at a time by `cores`"}
 
 
-def _run_unit(address: str, unit: _Unit, own_modules: Sequence[str], *needed: Mapping) -> dict:
+def _run_task(
+    verb: Callable, address: str, given: tuple, options: Mapping[str, Any], own_modules: Sequence[str], *needed: Mapping
+) -> dict:  # fmt: skip
     """Call a verb in this process of the cluster; return its outcome."""
     began, state, reason = time.perf_counter(), DONE, ""
     if any(one["state"] != DONE for one in needed):
@@ -326,7 +342,7 @@ def _run_unit(address: str, unit: _Unit, own_modules: Sequence[str], *needed: Ma
                 next_step="put it into a folder that all machines share, or into a bucket",
             )  # fmt: skip
         import_own_modules(own_modules)
-        VERBS[unit.verb](address, *unit.given, **unit.options)
+        verb(address, *given, **options)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - one that Ray cannot pass on would hide itself
         shown = [str(error)] if isinstance(error, FactoryError) else traceback.format_exception(error, limit=-2)
         state, reason = FAILED, "".join(shown).strip()

@@ -3,11 +3,14 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
+import psutil
 import pytest
 
 from ml_factory import pipeline
@@ -168,6 +171,21 @@ def test_symbol_that_cannot_be_prepared_leaves_leaderboard_of_the_others(demo, t
     assert result.failed == ["train NOPE 5 linear seed 0"] and list(result.leaderboard["symbol"]) == ["DEMO"]
 
 
+def test_processes_on_ray_share_a_search(prepared, two_cores, call):
+    options = {"--symbol": "DEMO", "--horizon": 5, "--trials": 3, "--folds": 2, "--ray": "local"}
+    models = ("--model", "linear", "--model", "xgboost", "--set", "rounds=10", "--set", "threads=1")
+    code, out, err = call("auto", "--workspace", prepared.root, *sum(options.items(), ()), *models, "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert [one["trial"] for one in found["trials"]] == [0, 1, 2] and "ray" in found["inexact_because"]
+    assert {one["state"] for one in found["trials"]} == {"complete"} and doors.count_trials(prepared, "DEMO") == 4
+    for one in found["trials"][:2]:  # which are the defaults, whatever process takes them
+        alone = pipeline.cross_validate(
+            prepared, "DEMO", 5, one["model"], folds=2, model_settings=one["settings"], mirror="off"
+        ).folds
+        assert alone.loc[alone["name"] == one["model"], "gain_best"].mean() == pytest.approx(one["gain"], abs=1e-12)
+
+
 # ---- what dies -------------------------------------------------------------------------------------------------------
 
 SLOW = {"xgboost": {"rounds": 4000}, "lightgbm": {"rounds": 1500}}  # some seconds, over several checkpoints
@@ -184,6 +202,7 @@ def wait_for(found, seconds: float = 120.0) -> None:
 def test_node_dies_in_mid_run(demo):
     from ray.cluster_utils import Cluster
 
+    ray.shutdown()  # of the tests above
     swept, alone = demo("swept"), demo("alone")
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **SMALLEST})
     other = cluster.add_node(num_cpus=1, object_store_memory=SMALLEST["object_store_memory"])
@@ -203,6 +222,63 @@ def test_node_dies_in_mid_run(demo):
         cluster.shutdown()
     assert result.failed == []
     assert made(swept) == trained_one_after_another(alone, SLOW, (0, 1))
+
+
+@pytest.mark.soak
+def test_search_on_ray_goes_on_where_a_process_dies(prepared, two_cores):
+    def kill_one() -> None:
+        wait_for(lambda: any('"folds"' in one.read_text() for one in prepared.results.rglob("journal.log")))
+        next(one for one in psutil.process_iter() if one.name().startswith("ray::_run_task")).kill()
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    own = {"lightgbm": SLOW["lightgbm"]}
+    found = pipeline.auto(prepared, "DEMO", 5, trials=4, models=[*own], model_settings=own, folds=2, ray="local")
+    killer.join()
+    assert list(found.trials["trial"]) == [0, 1, 2, 3] and set(found.trials["state"]) == {"complete"}
+
+
+OWN_FEATURE = """import numpy as np
+from ml_factory.features.custom import feature
+
+@feature(memory=4)
+def own_spread(bars):
+    return np.log(bars.high / bars.low)
+"""
+
+
+@pytest.fixture
+def running_cluster(gcs_bucket, monkeypatch):
+    """Address of a cluster of two cores that programs with its token join; its processes reach the bucket."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 32)
+    ports = []
+    for _ in range(2):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            ports.append(free.getsockname()[1])
+    words = [Path(sys.executable).with_name("ray"), "start", "--head", "--block", "--num-cpus=2", f"--port={ports[0]}",
+             f"--ray-client-server-port={ports[1]}", "--include-dashboard=false",
+             f"--object-store-memory={SMALLEST['object_store_memory']}"]  # fmt: skip
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    head = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL)
+    yield f"ray://127.0.0.1:{ports[1]}"
+    head.terminate()
+    head.wait()
+
+
+@pytest.mark.soak
+def test_sweep_of_a_bucket_with_own_features_joins_a_running_cluster(demo, tmp_path, gcs_bucket, running_cluster):
+    swept, alone, file, own = Workspace(gcs_bucket), demo("alone"), tmp_path / "sweep.yaml", tmp_path / "own_spread.py"
+    ensure_synthetic_demo_market(swept, "DEMO", days=8)
+    swept.push()
+    own.write_text(OWN_FEATURE)
+    data = SWEEP["data"] | {"features.custom": ["own_spread"]}
+    file.write_text(json.dumps(SWEEP | {"make": ["prepare", "train", "stack"], "data": data}))
+    words = [sys.executable, "-m", "ml_factory", "distribute", file, "--import", own, "--workspace"]
+    subprocess.run([*words, gcs_bucket, "--ray", running_cluster], check=True)
+    subprocess.run([*words, alone.root], check=True)
+    assert made(swept) == made(alone) and len(made(alone)) == 3
 
 
 @pytest.mark.soak
