@@ -3,7 +3,8 @@
     pip install 'autogluon.tabular[lightgbm,catboost,xgboost]'      # in an environment of its own
     python -m benchmarks.autogluon --python OTHER/bin/python --data-root ../shared/data/bars [--minutes 3]
 
-Both get the prepared columns of the same training, validation and test rows. `auto` searches its default models.
+Both get the prepared columns of the same training, validation and test rows, AutoGluon without our weights and with
+ambiguous rows. `auto` searches its default models.
 AutoGluon runs twice: with its bagging (`best_quality`), whose random folds mix rows of overlapping labels, on training
 and validation rows; and with our validation rows (`medium_quality`). Where `auto` finds that nothing beats the
 baselines its forecast is the clock's. `xgboost` and `lightgbm` are our defaults, one training each, and take less.

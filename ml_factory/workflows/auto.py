@@ -4,12 +4,13 @@ results/{SYMBOL}/auto-…/journal.log       Optuna's journal of the search, JSON
 results/{SYMBOL}/auto-…/trials.json       the finished trials, each of which counts for luck
 """
 
+import itertools
 import json
 import math
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from ml_factory.errors import (
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import describe_differences, merge_inexact_reasons
 from ml_factory.models.registry import check_registered_model_settings, registered_model_settings, search_space
+from ml_factory.own_modules import import_own_modules
 from ml_factory.progress import progress_phase
 from ml_factory.result import Result
 from ml_factory.runs import (
@@ -75,8 +77,9 @@ def auto(
     """Search models and settings by their mean gain over the best baseline on purged folds, and train the best.
 
     A trial is a cross-validation over the rows before the test rows; only the training of the best one reads these.
-    A search continues where it was interrupted, and several processes of one machine may share it where the workspace
-    is on its disk; else one process owns it. A trial that fails is recorded, and the search continues.
+    A search continues where it was interrupted, and several processes may share it where the workspace is a folder of
+    theirs, not in a bucket or on a mount; else one process owns it. A trial that fails is recorded, and the search
+    continues.
 
     hours : time of this call; where the search ends then depends on the machine.
     trials : trials of the search in all, those of earlier calls among them. Either hours or trials is given.
@@ -117,6 +120,7 @@ def auto(
                 next_step=did_you_mean(name, models or AUTO_MODELS),
             )  # fmt: skip
     chosen = RunOptions.of(options, unused=("source", "run"))
+    import_own_modules(own_modules)
     given = {name: check_registered_model_settings(name, (model_settings or {}).get(name)) for name in models}
     data = load_data_of_run(workspace, symbol, horizon, chosen)
     check_barriers_unsearched(data)
@@ -127,7 +131,7 @@ def auto(
             study.search(trials, limit)
         else:
             options = replace(chosen, fresh=False, on_status=RunOptions.on_status)  # of what can be sent
-            joining = (symbol, horizon, given, scheme, options, trials, limit)
+            joining = (symbol, horizon, given, scheme, options, trials, time.time() + limit)
             study.search_on_ray(ray, trials, _join_search, workspace.address, joining, {}, own_modules)
     table, path = study.finished(trials), study.folder / TRIALS
     complete = [one for one in table if one["state"] == "complete"]
@@ -148,7 +152,7 @@ def auto(
             )
             trained = training and training.reported(began)
         ending = [f"  {command}", *(trained.summary().splitlines() if trained else ())]
-    because = [name for name, limit in (("hours", hours), ("ray", ray)) if limit] + study.inexact()
+    because = [name for name, one in (("hours", hours), ("ray", ray)) if one is not None] + study.inexact()
     seconds = time.perf_counter() - started
     lines = [
         f"auto on {symbol}, horizon {horizon}: {len(table)} trials on {folds} folds before the test rows, "
@@ -244,13 +248,16 @@ class _Study:
             )  # fmt: skip
         known = len(self.finished(count))
         with joined_cluster(address), progress_phase("search", count, of="trials", start=known) as done:
-            processes = min(int(ray_library.cluster_resources()["CPU"]), count or math.inf)
-            for ended in ended_tasks([begin_task(*call, num_cpus=1) for _ in range(processes)]):
-                if errors := [outcome["reason"] for outcome in ended.values() if outcome["reason"]]:
-                    raise FactoryError(errors[0])
-                now = len(self.finished(count))
-                done(now - known)
-                known = now
+            processes = min(int(ray_library.cluster_resources().get("CPU", 0)), count or math.inf)
+            if not processes:
+                raise SettingsError("This cluster has no core", where=address, next_step="wait for its machines")
+            with closing(ended_tasks([begin_task(*call, num_cpus=1) for _ in range(processes)])) as looks:
+                for ended in looks:
+                    if errors := [outcome["reason"] for outcome in ended.values() if outcome["reason"]]:
+                        raise FactoryError(errors[0])
+                    now = len(self.finished(count))
+                    done(now - known)
+                    known = now
 
     def finished(self, count: int | None = None) -> list[dict]:
         """Return the facts of those finished among the first `count` trials, in order."""
@@ -294,7 +301,7 @@ class _Study:
 
     def _phase(self, trial: Any) -> Any:
         """Return the checkpoints of a trial, which a process owns while it works on it."""
-        return self.checkpoints.phase(f"trial_{fingerprint_json(trial.params)[:16]}")
+        return self.checkpoints.phase(trial.user_attrs["phase"])
 
     def _is_wanted(self, count: int | None, left: float) -> bool:
         """Return True where another trial is to begin; in time, the longest so far and the training must fit.
@@ -312,7 +319,7 @@ class _Study:
         for one in self._begun():
             if one.state.is_finished():
                 continue
-            whole = "model" in one.params and set(one.params) == {"model", *self.spaces[one.params["model"]]}
+            whole = "phase" in one.user_attrs
             try:
                 with self._phase(one).acquired() if whole else nullcontext():  # else no process owned it
                     self.study.tell(one.number, state=self.states.FAIL)
@@ -332,6 +339,9 @@ class _Study:
         model = trial.suggest_categorical("model", models)
         for name, (bounds, _) in self.spaces[model].items():
             _suggest(trial, name, *bounds)
+        others = {one.user_attrs.get("phase") for one in self._begun() if not one.state.is_finished()}
+        names = (f"trial_{fingerprint_json(trial.params)[:16]}_{number}" for number in itertools.count())
+        trial.set_user_attr("phase", next(name for name in names if name not in others))  # that of a killed process
         self._phase(trial).acquire()
         return trial
 
@@ -386,13 +396,14 @@ class _Study:
 
 
 def _join_search(
-    address: str, symbol: str, horizon: int, given: Mapping, scheme: FoldSchemeSpec, options: RunOptions, *limits: Any
+    address: str, symbol: str, horizon: int, given: Mapping, scheme: FoldSchemeSpec, options: RunOptions,
+    count: int | None, until: float,
 ) -> None:  # fmt: skip
-    """Run trials of a search in this process of a cluster, next to the others."""
+    """Run trials of a search in this process of a cluster, next to the others, until this time."""
     workspace = Workspace(address)
     study = _Study(workspace, load_dataset(workspace, symbol, horizon), given, scheme, options)
     with study.checkpoints:
-        study.search(*limits)
+        study.search(count, until - time.time())
 
 
 def _mean_gain(folds: Sequence, count: int) -> float:

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -52,6 +52,7 @@ VERBS = {one.__name__: one for one in (prepare, train, cross_validate, stack, ev
 DONE, FAILED, NOT_RUN, TO_DO = "done", "failed", "not run", "to do"
 POLL_SECONDS = 1.0  # between two looks at the units that run
 RETRIES = 3  # of a unit whose process or machine dies
+JOINS = 3  # tries to join a cluster: Ray's server for a new program dies now and then as it starts
 STORE_BYTES = 80_000_000  # of Ray's object store, the least that it takes: no rows pass through it
 
 
@@ -286,10 +287,19 @@ def joined_cluster(address: str | None) -> Iterator[None]:
     address = address or "local"
     try:
         try:
-            ray_library.init(
-                address, log_to_driver=False, logging_level="error", **(local if address == "local" else {})
-            )
-        except (ValueError, ConnectionError, RuntimeError) as error:
+            host, _, port = address.rpartition(":")
+            if port.isdecimal() and "/" not in host:  # Ray would try for ever
+                socket.create_connection((host, int(port)), timeout=10).close()
+            for left in reversed(range(JOINS)):
+                try:
+                    ray_library.init(
+                        address, log_to_driver=False, logging_level="error", **(local if address == "local" else {})
+                    )
+                    break
+                except ConnectionAbortedError:
+                    if not left:
+                        raise
+        except (ValueError, OSError, RuntimeError) as error:
             raise SettingsError(
                 "Ray does not start, or this cluster does not answer", where=address,
                 got=" ".join(str(error).split())[:200],
@@ -305,18 +315,27 @@ def joined_cluster(address: str | None) -> Iterator[None]:
         os.environ.update(environment)
 
 
-def begin_task(*call: Any, **occupied: Any) -> Any:
+def begin_task(
+    verb: Callable, address: str, given: tuple, options: Mapping[str, Any], own_modules: Sequence[str], *needed: Any,
+    **occupied: Any,
+) -> Any:  # fmt: skip
     """Begin `_run_task` of these arguments on the cluster, again where its process or machine dies."""
-    return ray_library.remote(max_retries=RETRIES)(_run_task).options(**occupied).remote(*call)
+    own = [str(Path(one).expanduser().resolve()) if one.endswith(".py") else one for one in own_modules]
+    task = ray_library.remote(max_retries=RETRIES)(_run_task).options(**occupied)
+    return task.remote(verb, address, given, options, own, *needed)
 
 
-def ended_tasks(left: list) -> Iterator[dict[Any, dict]]:
-    """Yield, at each look at these tasks, the outcomes of those that have ended since the last one."""
-    while left:
-        ended, left = ray_library.wait(left, num_returns=len(left), timeout=0)
-        yield {one: _outcome(one) for one in ended}
-        if left:
-            time.sleep(POLL_SECONDS)  # Ctrl-C ends a sleep; inside Ray it would be lost
+def ended_tasks(left: list) -> Generator[dict[Any, dict], None, None]:
+    """Yield, at each look at these tasks, the outcomes of those that have ended since the last one; end the others."""
+    try:
+        while left:
+            ended, left = ray_library.wait(left, num_returns=len(left), timeout=0)
+            yield {one: _outcome(one) for one in ended}
+            if left:
+                time.sleep(POLL_SECONDS)  # Ctrl-C ends a sleep; inside Ray it would be lost
+    finally:
+        for one in left:
+            ray_library.cancel(one, force=True)
 
 
 def _outcome(reference: Any) -> dict:

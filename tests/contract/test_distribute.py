@@ -178,12 +178,29 @@ def test_processes_on_ray_share_a_search(prepared, two_cores, call):
     assert code == 0, err
     found = json.loads(out)
     assert [one["trial"] for one in found["trials"]] == [0, 1, 2] and "ray" in found["inexact_because"]
+    assert "of 2 folds" not in err  # no trial was this process's
     assert {one["state"] for one in found["trials"]} == {"complete"} and doors.count_trials(prepared, "DEMO") == 4
     for one in found["trials"][:2]:  # which are the defaults, whatever process takes them
         alone = pipeline.cross_validate(
             prepared, "DEMO", 5, one["model"], folds=2, model_settings=one["settings"], mirror="off"
         ).folds
         assert alone.loc[alone["name"] == one["model"], "gain_best"].mean() == pytest.approx(one["gain"], abs=1e-12)
+
+
+def test_processes_that_choose_the_same_settings_search_on(prepared, two_cores):
+    fixed = {"linear": {"rounds": 10, "l2": 1.0, "clip": 8.0}}
+    found = pipeline.auto(
+        prepared, "DEMO", 5, trials=4, models=[*fixed], model_settings=fixed, folds=2, ray="local", mirror="off"
+    )
+    assert list(found.trials["state"]) == ["complete"] * 4 and found.trials["gain"].nunique() == 1
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray.invalid:6379", "nowhere"])
+def test_address_without_a_cluster_is_refused(address, prepared):
+    words = [sys.executable, "-m", "ml_factory", "auto", "--workspace", prepared.root, "--symbol", "DEMO", "--horizon",
+             "5", "--trials", "1", "--ray", address]  # fmt: skip
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 2 and f"cluster does not answer [{address}]" in done.stderr, done.stderr
 
 
 # ---- what dies -------------------------------------------------------------------------------------------------------
@@ -262,6 +279,8 @@ def running_cluster(gcs_bucket, monkeypatch):
              f"--object-store-memory={SMALLEST['object_store_memory']}"]  # fmt: skip
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     head = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL)
+    ready = [words[0], "health-check", "--address", f"127.0.0.1:{ports[0]}", "--component", "ray_client_server"]
+    wait_for(lambda: subprocess.run(ready, capture_output=True).returncode == 0)
     yield f"ray://127.0.0.1:{ports[1]}"
     head.terminate()
     head.wait()
@@ -275,9 +294,9 @@ def test_sweep_of_a_bucket_with_own_features_joins_a_running_cluster(demo, tmp_p
     own.write_text(OWN_FEATURE)
     data = SWEEP["data"] | {"features.custom": ["own_spread"]}
     file.write_text(json.dumps(SWEEP | {"make": ["prepare", "train", "stack"], "data": data}))
-    words = [sys.executable, "-m", "ml_factory", "distribute", file, "--import", own, "--workspace"]
-    subprocess.run([*words, gcs_bucket, "--ray", running_cluster], check=True)
-    subprocess.run([*words, alone.root], check=True)
+    words = [sys.executable, "-m", "ml_factory", "distribute", file, "--import", own.name, "--workspace"]
+    subprocess.run([*words, gcs_bucket, "--ray", running_cluster], check=True, cwd=tmp_path)
+    subprocess.run([*words, alone.root], check=True, cwd=tmp_path)
     assert made(swept) == made(alone) and len(made(alone)) == 3
 
 
