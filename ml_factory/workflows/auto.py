@@ -124,15 +124,13 @@ def auto(
     given = {name: check_registered_model_settings(name, (model_settings or {}).get(name)) for name in models}
     data = load_data_of_run(workspace, symbol, horizon, chosen)
     check_barriers_unsearched(data)
-    scheme, limit = FoldSchemeSpec(folds=folds), min(hours, expected_hours_left()) * 3600 if hours else math.inf
-    study = _Study(workspace, data, given, scheme, chosen)
+    study = _Study(workspace, data, given, FoldSchemeSpec(folds=folds), chosen)
+    limit = min(hours, expected_hours_left()) * 3600 if hours else math.inf
     with study.checkpoints:
         if ray is None:
             study.search(trials, limit)
         else:
-            options = replace(chosen, fresh=False, on_status=RunOptions.on_status)  # of what can be sent
-            joining = (symbol, horizon, given, scheme, options, trials, time.time() + limit)
-            study.search_on_ray(ray, trials, _join_search, workspace.address, joining, {}, own_modules)
+            study.search_on_ray(ray, workspace, given, own_modules, trials, limit)
     table, path = study.finished(trials), study.folder / TRIALS
     complete = [one for one in table if one["state"] == "complete"]
     if table and not complete:
@@ -233,20 +231,27 @@ class _Study:
                 else:
                     time.sleep(POLL_SECONDS)
 
-    def search_on_ray(self, address: str, count: int | None, *call: Any) -> None:
-        """Run trials in a process for each core of a cluster, as processes that share the search, and wait for all.
+    def search_on_ray(
+        self, address: str, workspace: Workspace, given: Mapping[str, dict], own_modules: Sequence[str],
+        count: int | None, seconds: float,
+    ) -> None:  # fmt: skip
+        """Do as `search`, in a process for each core of a cluster. They share the search; this process waits for all.
 
-        call : `_join_search` of this search and the arguments after it, as of `begin_task`.
+        workspace, given : those of this search.
+        own_modules : as of `begin_task`.
 
         Raises SettingsError where the workspace is in a bucket or on a mount, FactoryError for what ended a process.
         """
         if opened_mirror(self.folder):
             raise SettingsError(
-                "Processes that share a search share a folder", where="workspace", got=call[1],
+                "Processes that share a search share a folder", where="workspace", got=workspace.address,
                 wanted="a folder at the same path on all machines, not in a bucket or on a mount",
                 next_step="search without --ray",
             )  # fmt: skip
-        known = len(self.finished(count))
+        options = replace(self.options, fresh=False, on_status=RunOptions.on_status)  # that can be sent
+        until, known = time.time() + seconds, len(self.finished(count))
+        joining = (self.data.symbol, self.data.horizon, given, self.scheme, options, count, until)
+        call = _join_search, workspace.address, joining, {}, own_modules
         with joined_cluster(address), progress_phase("search", count, of="trials", start=known) as done:
             processes = min(int(ray_library.cluster_resources().get("CPU", 0)), count or math.inf)
             if not processes:
@@ -339,9 +344,10 @@ class _Study:
         model = trial.suggest_categorical("model", models)
         for name, (bounds, _) in self.spaces[model].items():
             _suggest(trial, name, *bounds)
+        # A retry gets the name, and so the checkpoints, of the trial whose process was killed.
         others = {one.user_attrs.get("phase") for one in self._begun() if not one.state.is_finished()}
         names = (f"trial_{fingerprint_json(trial.params)[:16]}_{number}" for number in itertools.count())
-        trial.set_user_attr("phase", next(name for name in names if name not in others))  # that of a killed process
+        trial.set_user_attr("phase", next(name for name in names if name not in others))
         self._phase(trial).acquire()
         return trial
 

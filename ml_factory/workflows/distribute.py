@@ -51,7 +51,7 @@ ray_library = LazyModule("ray")
 VERBS = {one.__name__: one for one in (prepare, train, cross_validate, stack, evaluate)}
 DONE, FAILED, NOT_RUN, TO_DO = "done", "failed", "not run", "to do"
 POLL_SECONDS = 1.0  # between two looks at the units that run
-RETRIES = 3  # of a unit whose process or machine dies
+RETRIES = 3  # of a task whose process or machine dies
 JOINS = 3  # tries to join a cluster: Ray's server for a new program dies now and then as it starts
 STORE_BYTES = 80_000_000  # of Ray's object store, the least that it takes: no rows pass through it
 
@@ -289,7 +289,7 @@ def joined_cluster(address: str | None) -> Iterator[None]:
         try:
             host, _, port = address.rpartition(":")
             if port.isdecimal() and "/" not in host:  # Ray would try for ever
-                socket.create_connection((host, int(port)), timeout=10).close()
+                socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
             for left in reversed(range(JOINS)):
                 try:
                     ray_library.init(
@@ -319,14 +319,21 @@ def begin_task(
     verb: Callable, address: str, given: tuple, options: Mapping[str, Any], own_modules: Sequence[str], *needed: Any,
     **occupied: Any,
 ) -> Any:  # fmt: skip
-    """Begin `_run_task` of these arguments on the cluster, again where its process or machine dies."""
+    """Begin `_run_task` of these arguments on the cluster, again where its process or machine dies.
+
+    own_modules : names, or .py files, whose paths the cluster's processes get whole.
+    occupied : options of a Ray task, such as num_cpus.
+    """
     own = [str(Path(one).expanduser().resolve()) if one.endswith(".py") else one for one in own_modules]
     task = ray_library.remote(max_retries=RETRIES)(_run_task).options(**occupied)
     return task.remote(verb, address, given, options, own, *needed)
 
 
 def ended_tasks(left: list) -> Generator[dict[Any, dict], None, None]:
-    """Yield, at each look at these tasks, the outcomes of those that have ended since the last one; end the others."""
+    """Yield, at each look at these tasks, the outcomes of those that have ended since the last one.
+
+    Closed, or interrupted, it ends the others.
+    """
     try:
         while left:
             ended, left = ray_library.wait(left, num_returns=len(left), timeout=0)
@@ -344,7 +351,7 @@ def _outcome(reference: Any) -> dict:
         return ray_library.get(reference)
     except ray_library.exceptions.RayError as error:
         reason = f"Its process or machine died {RETRIES + 1} times: {type(error).__name__}. Next: more memory, or fewer"
-        return {"state": FAILED, "minutes": np.nan, "machine": "", "reason": f"{reason} units at a time by `cores`"}
+        return {"state": FAILED, "minutes": np.nan, "machine": "", "reason": f"{reason} at a time (`cores` of a sweep)"}
 
 
 def _run_task(
