@@ -75,9 +75,11 @@ def find_quality_issues(
     minutes : length of a bar.
     stamp : "start" or "end", as the file was read.
     """
-    shift = _time_zone_shift(start_ns, market.calendar)
-    corrected = start_ns + shift * MINUTE_NS
-    sessions = assign_sessions(corrected, market.calendar)
+    sessions = assign_sessions(start_ns, market.calendar)
+    shift, corrected = _time_zone_shift(start_ns, sessions, market.calendar), start_ns
+    if shift:
+        corrected = start_ns + shift * MINUTE_NS
+        sessions = assign_sessions(corrected, market.calendar)
     gaps, edge = find_gaps(corrected, market.calendar, minutes), sessions.session_start_mask()
     step = np.diff(corrected, prepend=corrected[0]) // (minutes * MINUTE_NS)
     # The bar follows its predecessor within a few bars' time, in the same session; midnight is no break at 24 hours.
@@ -101,8 +103,10 @@ def find_quality_issues(
         *_spike_findings(log, joined, usual, sessions.id, minutes),
         BarFinding("stale_run", "reported", stale, _describe_runs(stale, "that repeat one price")),
         BarFinding("zero_volume", "reported", silent, _describe_runs(silent, "without volume")),
-        *_tick_findings({name: np.exp(values) for name, values in log.items()}, sessions.id, market.tick),
     ]
+    if market.tick is not None:
+        scale = 10.0**-unit
+        findings += _tick_findings([values * scale for values in prices.values()], sessions.id, market.tick)
     return [found for found in findings if len(found.rows)]
 
 
@@ -234,21 +238,19 @@ def _gap_findings(gaps: Gaps, start_ns: np.ndarray, minutes: int) -> Iterator[Ba
 # ---- the clock -------------------------------------------------------------------------------------------------------
 
 
-def _time_zone_shift(start_ns: np.ndarray, calendar: str) -> int:
+def _time_zone_shift(start_ns: np.ndarray, sessions: ExchangeSessions, calendar: str) -> int:
     """Return the minutes to add to every time so that the bars fit the sessions; 0 where they do, or none does.
+
+    sessions : of the times as they are.
 
     A file read in the wrong zone puts bars into the daily halt and the weekend; a market that never closes shows
     nothing of this.
     """
-
-    def outside(moments: np.ndarray) -> int:
-        return int((~assign_sessions(moments, calendar).inside).sum())
-
-    if len(start_ns) < 200 or outside(start_ns) <= OUTSIDE_SHARE * len(start_ns):  # fewer bars are no evidence
+    if len(start_ns) < 200 or (~sessions.inside).sum() <= OUTSIDE_SHARE * len(start_ns):  # fewer bars are no evidence
         return 0
     sample = start_ns[:: max(1, len(start_ns) // 20_000)]
     quarters = sorted(range(-14 * 60, 14 * 60 + 1, 15), key=abs)  # of an hour, as zones are apart; 0 first
-    left = [outside(sample + minutes * MINUTE_NS) for minutes in quarters]
+    left = [int((~assign_sessions(sample + minutes * MINUTE_NS, calendar).inside).sum()) for minutes in quarters]
     return quarters[int(np.argmin(left))] if min(left) < CORRECTED_SHARE * left[0] else 0
 
 
@@ -291,10 +293,13 @@ def _usual_move(close: np.ndarray, adjacent: np.ndarray) -> np.ndarray:
     if not size.any():
         return np.full(len(size), np.inf)
     typical = float(np.median(size[size > 0]))
-    total, count = (np.concatenate([[0.0], np.cumsum(values)]) for values in (np.minimum(size, 20 * typical), adjacent))
-    rows = np.arange(len(size))
-    after, first = np.minimum(rows + MOVE_WINDOW + 1, len(size)), np.maximum(rows - MOVE_WINDOW, 0)
-    return np.maximum((total[after] - total[first]) / np.maximum(count[after] - count[first], 1), 0.25 * typical)
+
+    def around(values: np.ndarray) -> np.ndarray:
+        """Return the sum of MOVE_WINDOW values on each side of each value and of itself."""
+        total = np.pad(np.cumsum(np.append(0.0, values)), MOVE_WINDOW, mode="edge")
+        return total[2 * MOVE_WINDOW + 1 :] - total[: -2 * MOVE_WINDOW - 1]
+
+    return np.maximum(around(np.minimum(size, 20 * typical)) / np.maximum(around(adjacent), 1), 0.25 * typical)
 
 
 def _persists(close: np.ndarray, rows: np.ndarray, move: np.ndarray) -> np.ndarray:
@@ -413,11 +418,9 @@ def off_tick_rows(prices: Iterable[np.ndarray], tick: float) -> np.ndarray:
     return np.any([np.abs(values / tick - np.round(values / tick)) > TICK_ERROR for values in prices], axis=0)
 
 
-def _tick_findings(prices: dict[str, np.ndarray], day: np.ndarray, tick: float | None) -> Iterator[BarFinding]:
+def _tick_findings(prices: list[np.ndarray], day: np.ndarray, tick: float) -> Iterator[BarFinding]:
     """Yield findings on prices off the tick, and on sessions from which prices are adjusted in another way."""
-    if tick is None:
-        return
-    off = off_tick_rows(prices.values(), tick)
+    off = off_tick_rows(prices, tick)
     message = f"{int(off.sum()):,} bars ({off.mean():.2%}) hold prices off the tick of {tick:g}"
     message += ", as ratio back-adjusted series do" if off.mean() > 0.9 else ""
     yield BarFinding("off_tick", "reported", np.flatnonzero(off), message)

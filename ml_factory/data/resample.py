@@ -255,7 +255,7 @@ class BarStream:
             self.minutes * MINUTE_NS, self._bar_ns, max(self._now, self._position["clock"]),
             self._marks, self._prices, marks, prices,
         )  # fmt: skip
-        marks, prices = marks[:, :count].copy(), prices[:, :count].copy()
+        marks, prices = marks[:, :count], prices[:, :count]
         return ResampledBars(
             self.minutes, marks[0], marks[1], *prices[:4], prices[4] if self.market.has_volume else None,
             marks[2].astype(np.int32), marks[3].astype(np.int32), prices[5] if has_chain else None,

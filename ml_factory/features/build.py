@@ -177,15 +177,21 @@ def build_features(
             if begin in states:
                 states[begin] = stream.get_state()
             out = values[0, count:] if keep is None else values[kept % 2]
-            pushed.append(made := stream.push(chunk.part(begin, end), out))
+            made = stream.push(chunk.part(begin, end), out)
             for place, name in enumerate(spec.custom, len(stream.names) - len(spec.custom)):
                 custom.check_finite(name, made.values[:, place], count + made.first)
             if keep and len(made):
                 keep(made.values, len(base) - count - made.first)
                 kept += 1
             count += len(made.base)
+            pushed.append((made.segment, made.joined))
             done(end - begin)
-        rows = _join_pushed_rows(pushed, base, values[0] if keep is None else values[0, :0])
+        first = len(base) - sum(len(segment) for segment, _ in pushed)  # once ready, always ready
+        rows = FeatureRows(
+            values[0, first:] if keep is None else values[0, :0], stream.names, base.known_at[first:],
+            np.concatenate([segment for segment, _ in pushed]), base.close[first:], base, first,
+            {minutes: np.concatenate([joined[minutes] for _, joined in pushed]) for minutes in spec.frames},
+        )  # fmt: skip
     if not len(rows):
         wanted = dict.fromkeys(spec.frames, FIRST_BARS["coarse"])
         wanted[spec.base_minutes] = FIRST_BARS["base"]
@@ -200,18 +206,6 @@ def build_features(
             next_step="give a longer history, or a FeatureSpec with shorter frames",
         )
     return rows
-
-
-def _join_pushed_rows(pushed: list[FeatureRows], base: ResampledBars, values: np.ndarray) -> FeatureRows:
-    """Return the rows of all pushes as one; `values` holds a row for each base bar."""
-    first = len(base) - sum(map(len, pushed))  # once ready, always ready
-    columns: dict[str, Any] = {
-        name: np.concatenate([getattr(one, name) for one in pushed]) for name in ("known_at", "segment", "close")
-    }
-    joined = {
-        minutes: np.concatenate([one.joined[minutes] for one in pushed]) for minutes in pushed[0].joined
-    }  # fmt: skip
-    return replace(pushed[0], values=values[first:], base=base, first=first, joined=joined, **columns)
 
 
 def feature_column_names(market: MarketSpec, spec: FeatureSpec | None = None) -> list[str]:

@@ -1,9 +1,9 @@
 """Windows by their definition: each row is a function of its own last n values, and of nothing else.
 
-A window is a loop over its n lags; the inner loop runs over rows, on vector registers. So a row's bits depend neither
-on where a block begins nor on what came before the window, and no rounding error persists. Sums of prices are taken
-of differences from the window's newest value: no nearly equal numbers are subtracted, and a window of equal values
-has a mean, deviation and covariance that are exact.
+A window is a loop over its n lags; the inner loop runs over a block of rows, on vector registers. So a row's bits
+depend neither on where a block begins nor on what came before the window, and no rounding error persists. Sums of
+prices are taken of differences from the window's newest value: no nearly equal numbers are subtracted, and a window of
+equal values has a mean, deviation and covariance that are exact.
 
 Arguments and results are float64[M] unless said; the first n - 1 rows are NaN, and so is a window that holds a NaN.
 """
@@ -15,6 +15,8 @@ from numba import njit
 
 FLOOR = 1e-6
 """Smallest range or deviation, as a share of the price, to divide by: a stale feed gives 0 and not infinity."""
+BLOCK = 512
+"""Rows of a window's loop at a time: what is added up stays in the nearest cache."""
 _compiled = njit(cache=True, nogil=True, error_model="numpy")
 
 
@@ -40,12 +42,13 @@ def balance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def window_sum(x, n):
     """Sum of the last n values; n zeros sum to exactly 0."""
     out = np.full(len(x), np.nan)
-    rows = out[n - 1 :]
-    rows[:] = x[n - 1 :]
-    for k in range(1, n):
-        older = x[n - 1 - k :]
-        for i in range(len(rows)):
-            rows[i] += older[i]
+    for begin in range(n - 1, len(x), BLOCK):
+        rows = out[begin : begin + BLOCK]
+        rows[:] = x[begin : begin + BLOCK]
+        for k in range(1, n):
+            older = x[begin - k :]
+            for i in range(len(rows)):
+                rows[i] += older[i]
     return out
 
 
@@ -54,12 +57,13 @@ def window_weighted_sum(x, weights):
     """Sum of weights[k] * x of k rows before: a fixed causal filter (an FFT would mix in the future)."""
     n = len(weights)
     out = np.full(len(x), np.nan)
-    rows = out[n - 1 :]
-    rows[:] = 0.0
-    for k in range(n):
-        older, weight = x[n - 1 - k :], weights[k]
-        for i in range(len(rows)):
-            rows[i] += weight * older[i]
+    for begin in range(n - 1, len(x), BLOCK):
+        rows = out[begin : begin + BLOCK]
+        rows[:] = 0.0
+        for k in range(n):
+            older, weight = x[begin - k :], weights[k]
+            for i in range(len(rows)):
+                rows[i] += weight * older[i]
     return out
 
 
@@ -67,51 +71,55 @@ def window_weighted_sum(x, weights):
 def _window_shift(x, n):
     """Mean of the last n values less the newest one; exactly 0 where all are equal."""
     out = np.full(len(x), np.nan)
-    rows, newest = out[n - 1 :], x[n - 1 :]
-    rows[:] = 0.0 * newest
-    for k in range(1, n):
-        older = x[n - 1 - k :]
+    for begin in range(n - 1, len(x), BLOCK):
+        rows, newest = out[begin : begin + BLOCK], x[begin : begin + BLOCK]
+        rows[:] = 0.0 * newest
+        for k in range(1, n):
+            older = x[begin - k :]
+            for i in range(len(rows)):
+                rows[i] += older[i] - newest[i]
         for i in range(len(rows)):
-            rows[i] += older[i] - newest[i]
-    for i in range(len(rows)):
-        rows[i] /= n
+            rows[i] /= n
     return out
 
 
 @_compiled
 def window_moment(x, n, power):
     """Mean of the 2nd, 3rd or 4th `power` of the last n values' distances from their mean."""
-    shift = _window_shift(x, n)[n - 1 :]
+    shifts = _window_shift(x, n)
     out = np.full(len(x), np.nan)
-    rows, newest = out[n - 1 :], x[n - 1 :]
-    rows[:] = 0.0
-    for k in range(n):
-        older = x[n - 1 - k :]
+    for begin in range(n - 1, len(x), BLOCK):
+        rows, newest, shift = out[begin : begin + BLOCK], x[begin:], shifts[begin:]
+        rows[:] = 0.0
+        for k in range(n):
+            older = x[begin - k :]
+            for i in range(len(rows)):
+                apart = older[i] - newest[i] - shift[i]
+                square = apart * apart
+                rows[i] += square if power == 2 else square * apart if power == 3 else square * square
         for i in range(len(rows)):
-            apart = older[i] - newest[i] - shift[i]
-            square = apart * apart
-            rows[i] += square if power == 2 else square * apart if power == 3 else square * square
-    for i in range(len(rows)):
-        rows[i] /= n
+            rows[i] /= n
     return out
 
 
 @_compiled
 def window_covariances(x, y, n):
     """Population (covariance, variance of x, variance of y) of the last n pairs."""
-    shift_x, shift_y = _window_shift(x, n)[n - 1 :], _window_shift(y, n)[n - 1 :]
+    shifts_x, shifts_y = _window_shift(x, n), _window_shift(y, n)
     both, of_x, of_y = np.full(len(x), np.nan), np.full(len(x), np.nan), np.full(len(x), np.nan)
-    xy, xx, yy, newest_x, newest_y = both[n - 1 :], of_x[n - 1 :], of_y[n - 1 :], x[n - 1 :], y[n - 1 :]
-    xy[:], xx[:], yy[:] = 0.0, 0.0, 0.0
-    for k in range(n):
-        older_x, older_y = x[n - 1 - k :], y[n - 1 - k :]
+    for begin in range(n - 1, len(x), BLOCK):
+        xy, xx, yy = both[begin : begin + BLOCK], of_x[begin : begin + BLOCK], of_y[begin : begin + BLOCK]
+        newest_x, newest_y, shift_x, shift_y = x[begin:], y[begin:], shifts_x[begin:], shifts_y[begin:]
+        xy[:], xx[:], yy[:] = 0.0, 0.0, 0.0
+        for k in range(n):
+            older_x, older_y = x[begin - k :], y[begin - k :]
+            for i in range(len(xy)):
+                apart_x, apart_y = older_x[i] - newest_x[i] - shift_x[i], older_y[i] - newest_y[i] - shift_y[i]
+                xy[i] += apart_x * apart_y
+                xx[i] += apart_x * apart_x
+                yy[i] += apart_y * apart_y
         for i in range(len(xy)):
-            apart_x, apart_y = older_x[i] - newest_x[i] - shift_x[i], older_y[i] - newest_y[i] - shift_y[i]
-            xy[i] += apart_x * apart_y
-            xx[i] += apart_x * apart_x
-            yy[i] += apart_y * apart_y
-    for i in range(len(xy)):
-        xy[i], xx[i], yy[i] = xy[i] / n, xx[i] / n, yy[i] / n
+            xy[i], xx[i], yy[i] = xy[i] / n, xx[i] / n, yy[i] / n
     return both, of_x, of_y
 
 
@@ -119,12 +127,13 @@ def window_covariances(x, y, n):
 def window_max(x, n):
     """Largest of the last n values."""
     out = np.full(len(x), np.nan)
-    rows = out[n - 1 :]
-    rows[:] = x[: len(rows)]
-    for k in range(n - 2, -1, -1):
-        newer = x[n - 1 - k :]
-        for i in range(len(rows)):
-            rows[i] = newer[i] if newer[i] > rows[i] else rows[i]
+    for begin in range(n - 1, len(x), BLOCK):
+        rows = out[begin : begin + BLOCK]
+        rows[:] = x[begin - n + 1 : begin - n + 1 + len(rows)]
+        for k in range(n - 2, -1, -1):
+            newer = x[begin - k :]
+            for i in range(len(rows)):
+                rows[i] = newer[i] if newer[i] > rows[i] else rows[i]
     return out
 
 

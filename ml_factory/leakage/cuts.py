@@ -78,10 +78,12 @@ def choose_cut_points(
     kinds |= _label_kinds(start, labels or {}, random, bar_ns)
     chosen: dict[int, str] = {}
     usable = {why: places[(places >= earliest) & (places <= latest)].tolist() for why, places in kinds.items()}
-    for rotation in zip_longest(*usable.values()):
-        for why, place in zip(usable, rotation, strict=True):
-            if place is not None and len(chosen) < count:
-                chosen.setdefault(place, why)
+    turns = (pair for places in zip_longest(*usable.values()) for pair in zip(usable, places, strict=True))
+    for why, place in turns:
+        if len(chosen) == count:
+            break
+        if place is not None:
+            chosen.setdefault(place, why)
     return [CutPoint(i, int(start[i - 1]) + bar_ns, int(start[i]), why) for i, why in sorted(chosen.items())]
 
 

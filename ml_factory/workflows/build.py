@@ -76,9 +76,12 @@ class Built:
 
 
 def build(
-    bars: pd.DataFrame, market: MarketSpec, settings: DataSpec, horizons: Sequence[int], *, features: bool = True
-) -> Built:
+    bars: pd.DataFrame, market: MarketSpec, settings: DataSpec, horizons: Sequence[int], *, features: bool = True,
+    base: ResampledBars | None = None,
+) -> Built:  # fmt: skip
     """Build features and labels of checked bars.
+
+    base : bars of the base frame, where they are made already
 
     Rows known, and labels proven, by a moment are the same bits whatever bars follow it. Raises BarsError where too few
     bars are left after warm-up.
@@ -87,7 +90,7 @@ def build(
     if features:
         made = build_features(bars, market, settings.features)
     with progress_phase("frames", len(bars)):
-        base = made.base if made else resample_bars(bars, market, minutes)
+        base = made.base if made else base or resample_bars(bars, market, minutes)
         minute_bars, labels = resample_minute_bars_for_labels(bars, market, minutes), {}
     for horizon in horizons:
         with progress_phase(f"labels {horizon}", len(base)):

@@ -234,7 +234,7 @@ def _write(
             check_horizon_fits_session(horizon, settings.label_spec_for(horizon).session_end, longest)
     needed = estimate_prepared_bytes(len(bars), market, settings, len(horizons), features=not store.committed)
     files.require_space(store.folder, needed, f"the features and labels of {symbol}")
-    feed = None
+    feed = base = None
     if not store.committed:
         if not settings.features.custom:
             with progress_phase("choosing stretches", len(bars)):
@@ -255,8 +255,9 @@ def _write(
             "staleness": features.frame_staleness,
         }
         store.commit(made)  # a killed prepare continues with what is missing
+        base = features.base
         del features
-    built = replace(build(bars, market, settings, horizons, features=False), feed=feed)
+    built = replace(build(bars, market, settings, horizons, features=False, base=base), feed=feed)
     for horizon in horizons:
         facts = _write_horizon(store, built, settings, market, horizon)
         store.commit({"horizons": {str(horizon): facts}})
