@@ -3,6 +3,7 @@
 import shlex
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -80,15 +81,26 @@ def export_data(
 
 
 def _write_rows(rows: SelectedRows, path: Path, suffix: str) -> None:
-    """Write the rows to a temporary path. Raises DatabaseError where they are not those that were counted."""
-    count, first, last = 0, None, None
-    with _open_writer(path, suffix, rows.schema) as writer, progress_phase("reading rows", rows.rows) as done:
+    """Write the rows to a temporary path. Raises DatabaseError where they are not those that were counted.
+
+    A thread writes a batch while the next one is read.
+    """
+    count, first, last, job = 0, None, None, None
+    with (
+        _open_writer(path, suffix, rows.schema) as writer,
+        ThreadPoolExecutor(1) as thread,
+        progress_phase("reading rows", rows.rows) as done,
+    ):
         for batch in rows.batches():
             if batch.num_rows:
-                writer.write_batch(batch)
+                if job:
+                    job.result()
+                job = thread.submit(writer.write_batch, batch)
                 first, last = batch.column(0)[0] if first is None else first, batch.column(0)[-1]
                 count += batch.num_rows
                 done(batch.num_rows)
+        if job:
+            job.result()
     wanted = (rows.rows, rows.first, rows.last)
     if (count, first, last) != wanted:
         shown = [f"{one[0]:,} rows" + "".join(f", {format_time(at)}" for at in one[1:] if at is not None)
