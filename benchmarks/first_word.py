@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Sequence
 
 from benchmarks.measure import digits, print_json
-from ml_factory.cli import verbs
+from tests.contract.doors import verbs
 
 LIMIT = 2.0
 WRONG = (

@@ -53,7 +53,8 @@ for name in sys.argv[1].split():
 def as_graph(bundle: Bundle, name: str, graph: bytes) -> Bundle:
     """Return the bundle predicting with this graph, as where the model's library is not installed."""
     other = replace(bundle, graphs={name: graph})
-    vars(other)["trained"] = {name: GraphModel.of(bundle.trained[name], graph)}
+    models = {name: GraphModel.of(bundle.fitted.models[name], graph)}
+    vars(other)["fitted"] = replace(bundle.fitted, models=models)
     return other
 
 

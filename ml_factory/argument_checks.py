@@ -2,12 +2,13 @@
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from ml_factory.errors import BarsError, SettingsError
+from ml_factory.errors import FactoryError, FileError, SettingsError
 from ml_factory.lazy_module import LazyModule
 from ml_factory.storage.files import files
 
@@ -36,6 +37,14 @@ def check_horizon(horizon: int) -> int:
     return _whole_number("HORIZON", horizon, 1, "a whole number of bars, 1 or more", "give for example 20")
 
 
+def check_horizons(horizons: int | Sequence[int]) -> tuple[int, ...]:
+    """Return one horizon or several in increasing order, each once. Raises SettingsError."""
+    horizons = (horizons,) if isinstance(horizons, int) else horizons
+    if not horizons:
+        raise SettingsError("No horizon is given", where="horizons", wanted="at least one", next_step="give 20")
+    return tuple(sorted({check_horizon(horizon) for horizon in horizons}))
+
+
 def check_seed(seed: int) -> int:
     """Return the seed as a non-negative int. Raises SettingsError."""
     return _whole_number("SEED", seed, 0, "a whole number, 0 or more", "give for example 0")
@@ -52,30 +61,21 @@ def quick_from_environment(quick: bool) -> bool:
     return {"1": True, "0": False}.get(os.environ.get("ML_FACTORY_QUICK", ""), quick)
 
 
-def check_units_per_hour(rate: float | None) -> float | None:
-    """Return the compute units per hour, a positive number, or None for no price. Raises SettingsError."""
-    number = isinstance(rate, int | float) and not isinstance(rate, bool)
-    if rate is not None and not (number and 0 < rate < float("inf")):
-        raise SettingsError(
-            "A plan cannot be priced at this rate", where="units_per_hour", got=repr(rate),
-            wanted="compute units per hour, above 0", next_step="on Colab read it under Resources, such as 1.76",
-        )  # fmt: skip
-    return rate
-
-
-def check_file_exists(path: Path, wanted: str = "one Parquet or CSV file", step: str = "check the path") -> Path:
-    """Return the path of an existing file. Raises BarsError with the nearest name in its folder."""
+def check_file_exists(
+    path: Path, wanted: str, step: str = "check the path", kind: type[FactoryError] = FileError
+) -> Path:
+    """Return the path of an existing file. Raises an error of this kind with the nearest name in its folder."""
     if files.is_file(path):
         return path
     if files.is_folder(path):
-        raise BarsError("Not a file", where=path, wanted=wanted, next_step="name the file itself")
+        raise kind("Not a file", where=path, wanted=wanted, next_step="name the file itself")
     near = difflib.get_close_matches(path.name, files.names(path.parent), n=1)
     step = f"did you mean {near[0]!r}?" if near else step
-    raise BarsError("No such file", where=path, wanted=wanted, next_step=step)
+    raise kind("No such file", where=path, wanted=wanted, next_step=step)
 
 
 def read_yaml(path: Path, wanted: str, *, texts: bool = False) -> dict:
-    """Return the values by name in a YAML file; with `texts` each as it is written. Raises SettingsError, BarsError.
+    """Return the values by name in a YAML file; with `texts` each as it is written. Raises SettingsError, FileError.
 
     wanted : what the file should hold, for the message.
     """
@@ -132,7 +132,9 @@ def check_values(values: Mapping, **wanted: str | tuple) -> None:
             fits, allowed = value in allowed, ", ".join(map(str, allowed))
         else:
             low, high = map(float, allowed[1:-1].split(","))
-            fits = low < value < high or (value == low and allowed[0] == "[") or (value == high and allowed[-1] == "]")
+            fits = isinstance(value, Real) and not isinstance(value, bool) and (
+                low < value < high or (value == low and allowed[0] == "[") or (value == high and allowed[-1] == "]")
+            )  # fmt: skip
             allowed = f"a number in {allowed}"
         if not fits:
             raise SettingsError("A setting is out of range", where=name, got=repr(value), wanted=allowed)

@@ -31,13 +31,14 @@ def _take_config(_: object, __: object, arguments: ArgumentCollection) -> None:
     """Add the values of `--config FILE` to the typed ones, which replace them; `--set` has both. A hook of cyclopts.
 
     A module is code: `import` is named with the command alone.
-    Raises BarsError where there is no such file, SettingsError for one that is no table or names an unknown option.
+    Raises FileError where there is no such file, SettingsError for one that is no table or names an unknown option.
     """
     named = {one.name.removeprefix("--"): one for one in arguments if one.names and one.name.startswith("--")}
     config = named.pop("config", None)
     if config is None or config.parameter.help != CONFIG_HELP or not config.tokens:  # else a verb reads a file itself
         return
-    path, known = check_file_exists(Path(config.tokens[0].value).expanduser()), sorted({*named} - {"import"})
+    path = check_file_exists(Path(config.tokens[0].value).expanduser(), "one TOML or JSON file")
+    known = sorted({*named} - {"import"})
     for name, value in _read_table(path).items():
         option = name.replace("_", "-")
         check_known("There is no such option", path, option, known)
@@ -45,8 +46,11 @@ def _take_config(_: object, __: object, arguments: ArgumentCollection) -> None:
             raise SettingsError("Only `set` is a table, of names and values", where=path, got=name)
         texts = _lines(value) if option == "set" else value if isinstance(value, list) else [value]
         if option == "set" or not named[option].tokens:
-            found = [Token(keyword=f"--{option}", value=str(text), source=str(path)) for text in texts]
-            named[option].tokens[:0] = found
+            typed = [token.value.partition("=")[0].strip() for token in named[option].tokens]
+            named[option].tokens[:0] = [
+                Token(keyword=f"--{option}", value=str(text), source=str(path)) for text in texts
+                if str(text).partition("=")[0] not in typed
+            ]  # fmt: skip
 
 
 def _read_table(path: Path) -> dict[str, Any]:
@@ -93,11 +97,6 @@ app.command(_app(
     "tpu", "Train on a Cloud TPU slice through gcloud; docs/tpu.md has the variables. "
     f"Example: `{NAME} tpu setup --config tpu.yaml --dry-run`", tpu.VERBS,
 ))  # fmt: skip
-
-
-def verbs() -> list[str]:
-    """Return the names of the verbs."""
-    return [name for name in app if not name.startswith("-")]
 
 
 def main() -> None:

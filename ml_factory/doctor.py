@@ -1,7 +1,6 @@
 """Check this machine, the installation and the workspace, with advice for each problem."""
 
 import importlib
-from dataclasses import dataclass
 
 from ml_factory.checkpoints.schedule import configured_hours_remaining
 from ml_factory.errors import SettingsError
@@ -26,38 +25,32 @@ OPTIONAL = ("papermill", "wandb")
 LITTLE_SPACE = 2_000_000_000
 
 
-@dataclass(frozen=True)
-class DoctorCheck:
-    """One line of the check; `good` is False for a problem of a later run."""
-
-    name: str
-    value: str
-    good: bool = True
-    advice: str = ""
-
-
-def run_doctor_checks(workspace: Workspace) -> list[DoctorCheck]:
-    """Check Python and libraries, device, session, disk, and raw bars."""
+def run_doctor_checks(workspace: Workspace) -> dict[str, dict]:
+    """Check Python and libraries, device, session, disk, and raw bars: name -> value, advice, and `good`, False for a
+    problem of a later run.
+    """
     versions = installed_library_versions((*NEEDED, *MODELS, *OPTIONAL))
-    checks = [DoctorCheck("python", versions["python"])]
+    checks: dict[str, dict] = {"python": {"value": versions["python"]}}
     for name in (*NEEDED, *MODELS, *OPTIONAL):
         missing = name not in versions
         advice = missing_package_error(name).next_step if name in EXTRAS else f"pip install {name}"
         good = not missing or name in EXTRAS  # the base prepares and predicts without what an extra brings
-        checks.append(DoctorCheck(name, versions.get(name, "absent"), good, advice if missing else ""))
+        checks[name] = {"value": versions.get(name, "absent"), "good": good, "advice": advice if missing else ""}
     if "torch" in versions:
         # Imported here, so that the other verbs start without torch.
         device, spec = (importlib.import_module(f"ml_factory.training.{name}") for name in ("device", "spec"))
-        checks.append(DoctorCheck("device", device.pick_device(spec.TrainSpec()).kind))
-    checks.append(DoctorCheck("cores", str(cores())))
+        checks["device"] = {"value": device.pick_device(spec.TrainSpec()).kind}
+    checks["cores"] = {"value": str(cores())}
     if on_colab():
         try:
-            checks.append(DoctorCheck("hours left", f"{configured_hours_remaining():.1f}"))
+            checks["hours left"] = {"value": f"{configured_hours_remaining():.1f}"}
         except SettingsError as error:  # a wrong $ML_FACTORY_COLAB_TIER or $ML_FACTORY_SESSION_HOURS
-            checks.append(DoctorCheck("hours left", f"{error.what}: {error.got}", False, error.next_step))
+            wrong = {"value": f"{error.what}: {error.got}", "good": False, "advice": error.next_step}
+            checks["hours left"] = wrong
     free = files.free_bytes(workspace.root)
     raw = [name for name in files.names(workspace.raw) if parse_raw_bars_name(name)]
     advice = "free some space; on Google Drive empty the Trash too" if free < LITTLE_SPACE else ""
-    checks.append(DoctorCheck("workspace", f"{workspace.root} ({free / 1e9:.1f} GB free)", not advice, advice))
-    checks.append(DoctorCheck("raw bars", ", ".join(raw) or "none: prepare --symbol DEMO makes a synthetic market"))
-    return checks
+    place = f"{workspace.root} ({free / 1e9:.1f} GB free)"
+    checks["workspace"] = {"value": place, "good": not advice, "advice": advice}
+    checks["raw bars"] = {"value": ", ".join(raw) or "none: prepare --symbol DEMO makes a synthetic market"}
+    return {name: {"good": True, "advice": "", **one} for name, one in checks.items()}

@@ -40,12 +40,6 @@ class SettingsError(FactoryError):
     """A setting, parameter or name that cannot be used."""
 
 
-def wrong_field_error(spec: object, name: str, what: str, *, wanted: object, next_step: str = "") -> SettingsError:
-    """Return the error for one field of a settings dataclass, with its class, name and value."""
-    where, got = f"{type(spec).__name__}.{name}", repr(getattr(spec, name))
-    return SettingsError(what, where=where, got=got, wanted=wanted, next_step=next_step)
-
-
 class BarsError(FactoryError):
     """Raw bars that violate the contract."""
 
@@ -59,7 +53,7 @@ class FileError(WorkspaceError):
 
 
 class UnresponsiveMountError(WorkspaceError):
-    """A mount that does not answer: the state of its files is unknown, and nothing was lost."""
+    """A mount or bucket that does not answer: the state of its files is unknown, and nothing was lost."""
 
 
 class CheckpointError(FactoryError):

@@ -4,10 +4,11 @@ the command that continues, and the exit code is the usual one.
 
 import logging
 import os
+import re
 import shlex
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
@@ -16,6 +17,8 @@ _log = logging.getLogger("ml_factory")
 # Verbs that resume where they were interrupted; the others start again.
 _RESUMED = ("prepare", "train", "cross-validate", "stack", "auto", "distribute", "suite", "run",
             "audit", *(f"recipe {name}" for name in ("resnet50", "sdce", "t5", "compress")))  # fmt: skip
+_NEVER_FRESH = ("prepare", "distribute", "run")  # of these, without an option --fresh
+_FRESH = re.compile(r"\0(--fresh(=[^\0]*)?|-p[\0=]?FRESH=[^\0]*)(?=\0|$)")  # in words joined by NUL
 
 
 class Interrupted(SystemExit):
@@ -29,11 +32,7 @@ def interruptible() -> Iterator[None]:
     A signal that this process was started to ignore stays ignored. A training that handles the signals itself
     (`StopSignalFlag`) saves first and then lets them act.
     """
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in _SIGNALS:
-            if signal.getsignal(number) not in (signal.SIG_IGN, None):
-                before[number] = signal.signal(number, _interrupt)
+    before = _replace_handlers(_interrupt)
     try:
         yield
     finally:
@@ -44,12 +43,24 @@ def interruptible() -> Iterator[None]:
 def interrupt_message(number: int, words: Sequence[str]) -> str:
     """Return the line printed on an interrupt; words : those of the command line after the program's name.
 
-    --fresh is left out of the command: it would open another run instead of resuming this one.
+    The command is without --fresh and FRESH, which would open another run instead of resuming this one; a --config may
+    have it.
     """
-    command = shlex.join(["python", "-m", "ml_factory", *(word for word in words if word != "--fresh")])
-    resumed = " ".join(words[: 2 if words[:1] == ["recipe"] else 1]) in _RESUMED
+    verb = " ".join(words[: 2 if words[:1] == ["recipe"] else 1])
+    again = _FRESH.sub("", "\0".join(["python", "-m", "ml_factory", *words])).split("\0")
+    resumed = verb in _RESUMED
+    if resumed and verb not in _NEVER_FRESH and any(word.startswith("--config") for word in words):
+        again.append("--fresh=false")
+    command = shlex.join(again)
     what = "The same command resumes the run" if resumed else "The same command starts again"
     return f"interrupted by {signal.Signals(number).name}. {what}: {command}"
+
+
+def _replace_handlers(handler: Callable) -> dict[int, object]:
+    """Set the handler of the signals that are not ignored, on the main thread; return those before, by number."""
+    on_main = threading.current_thread() is threading.main_thread()
+    numbers = [one for one in _SIGNALS if on_main and signal.getsignal(one) not in (signal.SIG_IGN, None)]
+    return {number: signal.signal(number, handler) for number in numbers}
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -74,12 +85,7 @@ class StopSignalFlag:
         main thread.
         """
         self._listeners += 1
-        if not self._before and threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
-                before = signal.getsignal(number)
-                if before not in (signal.SIG_IGN, None):
-                    self._before[number] = before
-                    signal.signal(number, self._on_signal)
+        self._before = self._before or _replace_handlers(self._on_signal)
 
     def remove_listener(self) -> None:
         """Unregister; the last listener restores the handlers. A signal that no step has honoured acts now."""

@@ -12,13 +12,13 @@ from ml_factory.errors import FactoryError, SettingsError
 def import_own_modules(names: Sequence[str]) -> None:
     """Import modules by name, as Python finds them, or from .py files, whose file name is the module's name.
 
-    Raises BarsError where there is no such file, SettingsError for a module that cannot be imported, and what its own
+    Raises FileError where there is no such file, SettingsError for a module that cannot be imported, and what its own
     features and networks are refused with.
     """
     for name in names:
         try:
             if name.endswith(".py"):
-                _import_file(check_file_exists(Path(name).expanduser()).resolve())
+                _import_file(check_file_exists(Path(name).expanduser(), "one .py file").resolve())
             else:
                 importlib.import_module(name)
         except FactoryError:

@@ -1,7 +1,8 @@
 """Progress of long work, reported to registered watchers, and as a status line every few seconds.
 
-The work runs in `with phase("features", rows) as done: … done(n)`; a watcher (progress bars, a result's table) is a
-function of a Phase, called when it begins, moves and ends. A phase inside another is part of it, and not reported.
+The work runs in `with progress_phase("features", rows) as done: … done(n)`; a watcher (progress bars, a result's table)
+is a function of a ProgressPhase, called when it begins, moves and ends. A phase inside another is part of it, and not
+reported.
 """
 
 import threading
@@ -96,12 +97,12 @@ def record_progress() -> Iterator[list[ProgressPhase]]:
 @contextmanager
 def progress_phase(
     name: str, rows: int | None = None, *, of: str = "rows", start: int = 0
-) -> Iterator[Callable[..., None]]:
+) -> Iterator[Callable[[int], None]]:
     """Run a phase of `rows` rows, `start` of them done before; yields a function that takes the number of rows just
-    done, and the total where it became known meanwhile.
+    done.
     """
     if _inside.get():
-        yield lambda count, total=None: None
+        yield lambda count: None
         return
     current = ProgressPhase(name, None if rows is None else int(rows), done=start, of=of, start=start)
 
@@ -110,9 +111,8 @@ def progress_phase(
         for watcher in tuple(watchers):
             watcher(current)
 
-    def done(count: int, total: int | None = None) -> None:
+    def done(count: int) -> None:
         current.done += int(count)
-        current.rows = current.rows if total is None else int(total)
         if current.rows is not None:
             current.done = min(current.done, current.rows)
         notify()

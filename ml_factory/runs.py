@@ -15,7 +15,7 @@ from ml_factory.checkpoints.latest_training import checkpoint_history
 from ml_factory.checkpoints.manager import CheckpointManager, PhaseCheckpoints
 from ml_factory.checkpoints.schedule import checkpoint_minutes_from_environment, is_session_ending
 from ml_factory.code_fingerprint import code_commit
-from ml_factory.errors import NotPreparedError, SettingsError, check_known
+from ml_factory.errors import FactoryError, NotPreparedError, SettingsError, check_known
 from ml_factory.lazy_module import check_packages_installed
 from ml_factory.models.base import (
     describe_differences,
@@ -30,8 +30,8 @@ from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.files import files, stored_path
 from ml_factory.storage.workspace import Workspace, check_symbol
 from ml_factory.tracking.tracker import Tracker
-from ml_factory.tracking.wandb_process import wandb_mirror_mode
-from ml_factory.tracking.wandb_restore import restore_from_wandb, try_restore_from_wandb
+from ml_factory.tracking.wandb_process import disable_wandb, wandb_mirror_mode
+from ml_factory.tracking.wandb_restore import restore_from_wandb
 from ml_factory.tracking.wandb_sync import RunSnapshot
 
 LIBRARIES = ("numpy", "pandas", "scipy")
@@ -332,7 +332,8 @@ class Run(RunFolder):
         """Restore the artifact, or else checkpoints and finished folds, of this run from W&B.
 
         With source "wandb" the model is loaded from W&B whatever the registry has; otherwise W&B is queried only for a
-        run without local state, and the run continues without an answer. Raises NotPreparedError.
+        run without local state, and the run continues without an answer, for which the process waits and warns once.
+        Raises NotPreparedError.
         """
         registry, online = ArtifactRegistry(self.workspace.models), wandb_mirror_mode(options.mirror) == "online"
         if options.source == "wandb":
@@ -344,7 +345,11 @@ class Run(RunFolder):
         elif online and not options.fresh and (self.kind or not self.ended):  # an ended run may have been cleaned up
             known = self.kind and registry.find(self.settings.symbol, kind=self.kind, run_id=self.run_id)
             if not known and not self.progress():
-                try_restore_from_wandb(self.run_id, registry, [self.kind] if self.kind else [], self._snapshot())
+                try:
+                    restore_from_wandb(self.run_id, registry, [self.kind] if self.kind else [], self._snapshot())
+                except FactoryError as error:
+                    disable_wandb("Nothing is restored from W&B, and this process does not query it again; runs are "
+                                  f"logged locally: {error}")  # fmt: skip
 
 
 def finished_folds(folder: Path, model: str) -> tuple[int, int]:
@@ -392,11 +397,6 @@ class StoredRun(RunFolder):
     names: tuple[str, ...]
 
     @property
-    def models(self) -> tuple[str, ...]:
-        """Names of the models that it trains."""
-        return tuple(self.facts["settings"].get("base_models") or (self.facts["model"],))
-
-    @property
     def added(self) -> bool:
         """True where its folder has a file that no run writes, such as an export."""
         return any(not any(fnmatch(name, own) for own in _OWN) for name in self.names)
@@ -407,7 +407,8 @@ class StoredRun(RunFolder):
 
         Raises CheckpointError when another process works on it.
         """
-        name = _owned_phase(self.facts["task"], self.models)
+        models = self.facts["settings"].get("base_models") or [self.facts["model"]]
+        name = _owned_phase(self.facts["task"], models)
         with open_run_checkpoints(workspace, self) as manager, manager.phase(name).acquired():
             yield
 

@@ -1,13 +1,12 @@
 """Settings of data and runs, and QUICK limits; as JSON, and as a fingerprint."""
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ml_factory.argument_checks import CALENDARS, check_horizon, check_seed
+from ml_factory.argument_checks import CALENDARS, check_horizon, check_seed, check_settings
 from ml_factory.code_fingerprint import source_hash
 from ml_factory.data.validation import RawBarSpec
 from ml_factory.datasets.preprocessing import check_preprocessing_steps
@@ -54,10 +53,9 @@ class DataSpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "preprocess", check_preprocessing_steps(self.preprocess))
+        check_settings(self, tick="(0, inf)")
         if self.calendar is not None:
             check_known("Unknown trading calendar", "calendar", self.calendar, CALENDARS)
-        if self.tick is not None and not 0 < self.tick < math.inf:
-            raise SettingsError("A tick is a positive price step", where="tick", got=self.tick, wanted="> 0")
         found = [
             SearchedLabelSpec.from_json(json.dumps(one)) if isinstance(one, dict) else one for one in self.searched
         ]

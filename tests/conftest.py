@@ -117,10 +117,12 @@ def every_cut(undrawn) -> Callable[[], AbstractContextManager]:
     return full
 
 
-@pytest.fixture(autouse=True)
-def unmirrored(monkeypatch):
-    """Nothing is mirrored anywhere, unless a test asks for it."""
-    monkeypatch.setenv("ML_FACTORY_WANDB", "off")
+@pytest.fixture(scope="session", autouse=True)
+def unmirrored() -> Iterator[None]:
+    """Nothing is mirrored anywhere, also by what fixtures of a module start, unless a test asks for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ML_FACTORY_WANDB", "off")
+        yield
 
 
 @pytest.fixture

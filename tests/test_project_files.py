@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 import ml_factory
-from ml_factory import cli
 from ml_factory.models.registry import available_models
 from ml_factory.notebook import NOTEBOOKS
+from tests.contract.doors import verbs
 from tests.notebook_lint import FOLDER, ROOT, owner_and_ref, source_of
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -83,7 +83,7 @@ def test_readme_notebook_rows_match_question_minutes_and_badge():
 
 def test_guide_verbs_and_models_match_cli_and_registry():
     reported = set(re.findall(r"^python -m ml_factory ([a-z-]+)", GUIDE, re.MULTILINE))
-    assert set(cli.verbs()) - {"tpu"} <= reported
+    assert set(verbs()) - {"tpu"} <= reported
     models = re.search(r"Models: (.*?)\.\n", GUIDE, re.DOTALL).group(1)
     assert re.findall(r"`(\w+)`", models) == available_models()
 

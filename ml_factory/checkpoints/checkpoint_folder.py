@@ -152,7 +152,7 @@ class CheckpointFolder:
             (self.folder / run).rmdir()  # where it is empty
 
     def pull(self, run: str) -> None:
-        """Download the headers of what other machines saved of this run.
+        """Download what other machines saved of this run, of a large checkpoint the header alone.
 
         Raises WorkspaceError where the remote does not answer and nothing is here: to start again would lose what it
         holds.

@@ -137,7 +137,8 @@ class PhaseLease:
             time.sleep(min(POLL_SECONDS, remaining))
             latest = self._read()
             record = latest if latest and latest is not _UNREADABLE else first
-            if not self._has_ended(record) and _life(record) != _life(first):
+            renewed = any(record[name] != first[name] for name in ("session", "fence", "beat"))
+            if renewed and not self._has_ended(record):
                 raise CheckpointError(
                     f"Another session is working on {self.what}", where=f"on {record['host']}",
                     got="a lease that is being renewed",
@@ -173,7 +174,3 @@ class PhaseLease:
             _log.warning("The lease of %s is not written: %s", self.what, error)
         if self._mirror is not None:
             self._mirror.push_in_background()
-
-
-def _life(record: dict) -> tuple:
-    return record["session"], record["fence"], record["beat"]

@@ -154,7 +154,8 @@ class PhaseCheckpoints:
             return
 
         def pushed() -> None:
-            if files.is_file(saved["path"]):  # else it was torn, and set aside
+            # Else it was torn, and set aside; or a push that a beat had queued behind the upload found nothing left.
+            if saved["status"] == LOCAL and files.is_file(saved["path"]):
                 _set_status(saved, COPIED if mirror.remote.may_drop_files else SAVED)
                 _save_seconds[self.folder.folder] = time.perf_counter() - began
 

@@ -4,11 +4,9 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -31,12 +29,12 @@ from ml_factory.commands.options import (
     Seed,
     Texts,
     check_symbol_stored,
-    parse_name_value_options,
+    parse_settings,
 )
 from ml_factory.errors import FactoryError, SettingsError, check_known
 from ml_factory.interrupt import Interrupted
 from ml_factory.lazy_module import LazyModule
-from ml_factory.models.setting_names import parse_setting_value
+from ml_factory.models.setting_names import parse_name_value_texts
 from ml_factory.notebook_suite import find_suite_notebook, run_notebook_suite, run_suite_notebook
 from ml_factory.own_modules import import_own_modules
 from ml_factory.storage.files import stored_path
@@ -59,13 +57,13 @@ def doctor(*, place: Place = Place()) -> None:
         print(f"ml_factory {__version__} on Python {platform.python_version()}, checking ...", flush=True)
     checks = doctor_of.run_doctor_checks(workspace)
     if place.as_json:
-        print_json({check.name: {"value": check.value, "good": check.good, "advice": check.advice} for check in checks})
+        print_json(checks)
     else:
         table = Table("", "what", "here", "next step")
-        for check in checks:
-            table.add_row("ok" if check.good else "!!", check.name, escape(check.value), escape(check.advice))
+        for name, one in checks.items():
+            table.add_row("ok" if one["good"] else "!!", name, escape(one["value"]), escape(one["advice"]))
         Console(highlight=False).print(table)
-    if not all(check.good for check in checks):
+    if not all(one["good"] for one in checks.values()):
         sys.exit(1)
 
 
@@ -103,7 +101,7 @@ def confirm(question: str, verb: str) -> None:
         raise FactoryError("Nothing was deleted", where=verb, next_step="answer y, or add --yes")
 
 
-def tracking(action: str, *, run: str, market: Market = Market(), offline: bool = False) -> None:
+def tracking(action: Literal["replay"], *, run: str, market: Market = Market(), offline: bool = False) -> None:
     """Upload a run's record to W&B. Example: `python -m ml_factory tracking replay --symbol MES --run RUN`
 
     Args:
@@ -111,8 +109,6 @@ def tracking(action: str, *, run: str, market: Market = Market(), offline: bool 
         run: A folder under results/SYMBOL, as `train` names it.
         offline: Leave a folder for `wandb sync` instead.
     """
-    if action != "replay":
-        raise SettingsError("Unknown action", where="tracking", got=action, wanted="replay")
     results = market.open().results
     folder = stored_path(results / check_symbol(market.symbol), Path(run).name, "log", inside=results)
     with cli_progress_bars("uploading to W&B"):
@@ -135,7 +131,7 @@ def run(
         parameter: NAME=VALUE, several times.
         out: The executed copy; empty: results/notebooks/.
     """
-    given = parse_name_value_options(parameter)
+    given = parse_name_value_texts(parameter, "-p", "HORIZON=20")
     path = find_suite_notebook(notebook)
     workspace = Workspace(place.workspace or given.get("WORKSPACE", ""))
     given["WORKSPACE"] = workspace.address
@@ -209,7 +205,10 @@ def serve(
         )  # fmt: skip
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that share one row wait for each other
     import_own_modules(own_modules)
-    guarded = _parse_guard(guard)
+    limits = parse_settings(guard, "--guard", "drift=abstain")
+    for name in limits:
+        check_known("There is no such setting", "--guard", name, vars(guard_settings.DEFAULT_SETTINGS))
+    guarded = guard_settings.GuardSettings(**limits)
     if follow is not None:
         _follow(bundle, follow, state, guarded, live=not no_clock, as_json=as_json)
         return
@@ -217,16 +216,6 @@ def serve(
         bundle, host=host, port=port, no_key=no_key, state=state, guard=guarded,
         announce=lambda facts: _print_address(facts, as_json),
     )  # fmt: skip
-
-
-def _parse_guard(texts: Sequence[str]) -> Any:
-    """Return the settings of the guard with the fields of these texts NAME=VALUE. Raises SettingsError."""
-    names = [field.name for field in fields(guard_settings.GuardSettings)]
-    given = parse_name_value_options(texts, "--guard", "drift=abstain")
-    for name in given:
-        check_known("There is no such setting", "--guard", name, names)
-    values = {name: parse_setting_value(text, f"--guard {name}") for name, text in given.items()}
-    return guard_settings.GuardSettings(**values)
 
 
 def _print_address(facts: dict, as_json: bool) -> None:
@@ -239,9 +228,9 @@ def _follow(bundles: list[Path], path: Path, state: Path | None, guard: Any, *, 
     if len(bundles) != 1:
         raise SettingsError("A file is followed with one bundle", where="--follow", got=f"{len(bundles)} bundles",
                             wanted="one", next_step="start a second process for another symbol")  # fmt: skip
-    check_file_exists(path)
+    check_file_exists(path, "one Parquet or CSV file")
     served = feed.ServedBundle.load(bundles[0], guard)
-    with app.open_state_folder(state or path.with_name(f"{path.name}.state")) as folder, suppress(Interrupted):
+    with feed.open_state_folder(state or path.with_name(f"{path.name}.state")) as folder, suppress(Interrupted):
         followed = following.FollowedFile(path, served, folder, live=live)
         following.follow_file(
             followed, poll_seconds=POLL_SECONDS,

@@ -10,9 +10,9 @@ from cyclopts.validators import Number
 
 from ml_factory.argument_checks import DEMO, check_file_exists, check_horizon, check_seed, quick_from_environment
 from ml_factory.cli_output import print_status
-from ml_factory.errors import NotPreparedError, SettingsError
+from ml_factory.errors import NotPreparedError
 from ml_factory.models.registry import available_models
-from ml_factory.models.setting_names import parse_setting_value
+from ml_factory.models.setting_names import parse_name_value_texts, parse_setting_value
 from ml_factory.own_modules import import_own_modules
 from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace, check_symbol, workspace_symbols
@@ -155,14 +155,13 @@ class BarFile:
     columns: Texts = ()
 
     def raw_bar_spec_fields(self) -> dict[str, Any]:
-        """Return the fields of a `RawBarSpec`. Raises SettingsError for columns that are not NAME=NAME, and BarsError
+        """Return the fields of a `RawBarSpec`. Raises SettingsError for columns that are not NAME=NAME, and FileError
         where there is no such file.
         """
         if self.data is not None and "://" not in self.data:
-            check_file_exists(Path(self.data).expanduser())
-        pairs = parse_name_value_options(split_commas(self.columns), "--columns", "close=Schluss")
-        columns = tuple((ours.strip(), theirs.strip()) for ours, theirs in pairs.items())
-        return {name: value for name, value in vars(self).items() if name != "data"} | {"columns": columns}
+            check_file_exists(Path(self.data).expanduser(), "one Parquet or CSV file")
+        pairs = parse_name_value_texts(split_commas(self.columns), "--columns", "close=Schluss")
+        return {name: value for name, value in vars(self).items() if name != "data"} | {"columns": tuple(pairs.items())}
 
 
 def split_commas(texts: Sequence[str]) -> list[str]:
@@ -182,20 +181,7 @@ def check_symbol_stored(workspace: Workspace, symbol: str) -> None:
         )  # fmt: skip
 
 
-def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
-    """Parse settings from texts NAME=VALUE. Raises SettingsError for another text."""
-    given = parse_name_value_options(texts, "--set", "dropout=0.2")
-    return {name: parse_setting_value(text, f"--set {name}") for name, text in given.items()}
-
-
-def parse_name_value_options(texts: Sequence[str], where: str = "-p", example: str = "HORIZON=20") -> dict[str, str]:
-    """Parse values by name from texts NAME=VALUE. Raises SettingsError for another text."""
-    found = {}
-    for text in texts:
-        name, sign, value = text.partition("=")
-        if not sign or not name:
-            raise SettingsError(
-                "A parameter is NAME=VALUE", where=where, got=repr(text), next_step=f"{where} {example}"
-            )
-        found[name] = value
-    return found
+def parse_settings(texts: Sequence[str], where: str = "--set", example: str = "dropout=0.2") -> dict[str, Any]:
+    """Parse settings from texts NAME=VALUE. Raises SettingsError for another text, or a repeated name."""
+    given = parse_name_value_texts(texts, where, example)
+    return {name: parse_setting_value(text, f"{where} {name}") for name, text in given.items()}

@@ -111,8 +111,6 @@ def prepare(
         setting: NAME=VALUE of DataSpec or RollSpec, such as labels.k_up=1.2 or roll.months=[3,6]. Several times; it
             wins over the other options.
     """
-    if search and target != LABEL_KINDS[0]:
-        raise SettingsError("Only barriers are searched for", where="--target", got=target, wanted=LABEL_KINDS[0])
     if search and searched:
         raise SettingsError("Barriers are either searched or given", where="--search", got="--searched too",
                             next_step="leave one of them out")  # fmt: skip
@@ -126,6 +124,9 @@ def prepare(
         of_roll = {name: values.pop(name) for name in list(values) if name.startswith("roll.")}
         import_own_modules(market.own_modules)  # which may define features that are named
         settings, rolled = settings_module.settings_with_values(settings_module.DataSpec(), values), _roll_spec(of_roll)
+        if search and settings.labels.kind != LABEL_KINDS[0]:
+            raise SettingsError("Only barriers are searched for", where="--search", got=settings.labels.kind,
+                                wanted=LABEL_KINDS[0], next_step="leave --search out")  # fmt: skip
         place = market.open(make=True)
         _print_own_features(settings.features.custom, market)
         result = pipeline.prepare(
@@ -134,7 +135,7 @@ def prepare(
         if search:
             found = [pipeline.search_barriers(place, symbol, one) for one in dict.fromkeys(horizon)]
             if file.data is not None:
-                settings = replace(settings, bars=validation.RawBarSpec(strict=file.strict))
+                settings = replace(settings, bars=validation.RawBarSpec(strict=settings.bars.strict))
             result = pipeline.prepare(place, symbol, horizon, settings=settings, searched=[one.path for one in found])
     if market.as_json:
         print_json(result.to_dict() | ({"search": [one.to_dict() for one in found]} if found else {}))
@@ -339,10 +340,10 @@ def backtest(
     place = market.open()
     by_hand = least_edge is not None or daily_loss_limit is not None or overnight
     run_verb(market.as_json, f"trading {model}", lambda: pipeline.backtest(
-        place, market.symbol, horizon, model, costs=trading.CostSpec(spread, slippage), run_id=run,
+        place, market.symbol, horizon, model, costs=trading.CostSpec(spread, slippage), run=run,
         contract=trading.contract_spec(market.symbol, file=contracts) if contracts else None,
         rule=trading.TradingRule(
-            least_edge=least_edge or 0.0, daily_loss_limit=daily_loss_limit, flat_at_session_end=not overnight
+            least_edge=least_edge, daily_loss_limit=daily_loss_limit, flat_at_session_end=not overnight
         ) if by_hand else None,
     ))  # fmt: skip
 

@@ -46,7 +46,7 @@ def shards(
     if (images is None) is (arrays is None):
         raise SettingsError("Images come from one place", where="recipe shards", wanted="--images or --arrays")
     if arrays is not None:
-        samples = shards_file.array_samples(check_file_exists(arrays.expanduser()), part)
+        samples = shards_file.array_samples(check_file_exists(arrays.expanduser(), "one NPZ file"), part)
     else:
         samples = shards_file.folder_samples(images.expanduser())
     written = shards_file.write_shards(samples, output.expanduser(), per_shard, prefix, seed)

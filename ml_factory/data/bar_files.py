@@ -42,7 +42,7 @@ def read_bars_table(path: str | os.PathLike, *, copy: Path | None = None, skip_b
     BarsError : the file is absent, empty, truncated or of another format
     """
     path = resolve_bars_file(path)
-    local = check_file_exists(path) if copy is None else copy
+    local = check_file_exists(path, "one Parquet or CSV file", kind=BarsError) if copy is None else copy
     head = _first_bytes(path, local)
     if head[:4] == b"PK\x03\x04":
         step = "save the sheet or the archive's table as CSV or Parquet"

@@ -30,6 +30,7 @@ def import_bars(
     *,
     roll: RollSpec | None = None,
     calendar: str | None = None,
+    tick: float | None = None,
 ) -> BarReport:
     """Check bars and write them to data/raw/{SYMBOL}_1m.parquet in one step; return the report.
 
@@ -46,7 +47,7 @@ def import_bars(
     spec : spelling of the bars
     roll : joins bars of several contracts to one series (`rolls.build_continuous_contract`); the file then also has
         `contract` and `chain` (for features)
-    calendar : calendar for the rolls, if it is not to be looked up by symbol
+    calendar, tick : facts of the market for rolls and findings, where they are not to be looked up by symbol
     """
     spec, path = spec or RawBarSpec(), workspace.raw_bars(symbol)
     where = "bars" if isinstance(source, pd.DataFrame) else source
@@ -56,9 +57,11 @@ def import_bars(
     if spec.skip_bad:
         raw, skipped = drop_bad_rows(raw, spec, where)
     if roll is None:
-        bars, report = validate_bars(raw, spec, where=where, symbol=symbol, quality=spec.strict)
+        bars, report = validate_bars(
+            raw, spec, where=where, symbol=symbol, calendar=calendar, tick=tick, quality=spec.strict
+        )
     else:
-        bars, report = _join_contracts(raw, roll, spec, where, symbol, calendar)
+        bars, report = _join_contracts(raw, roll, spec, where, symbol, calendar, tick)
     if files.is_file(path):
         _check_bar_length(path, report.minutes)
     path = workspace.raw_bars(symbol, report.minutes)
@@ -90,6 +93,7 @@ def _join_contracts(
     where: object,
     symbol: str,
     calendar: str | None,
+    tick: float | None,
 ) -> tuple[pd.DataFrame, BarReport]:
     """Return checked bars of one series, with `contract` and `chain`, and their report."""
     plain = {str(name).strip().lower(): name for name in raw.columns}
@@ -112,8 +116,9 @@ def _join_contracts(
         joined.reset_index(),
         plain,
         where=where,
-        market=market if calendar else None,
         symbol=symbol,
+        calendar=calendar,
+        tick=tick,
         quality=spec.strict,
     )
     findings += _roll_findings(rolls, table, joined)
@@ -153,10 +158,11 @@ def _check_bar_length(path: Path, given: int | None) -> int:
 
 def load_bars(
     workspace: Workspace, symbol: str, spec: RawBarSpec | None = None, *, market: MarketSpec | None = None,
-    quality: bool = False,
+    calendar: str | None = None, tick: float | None = None, quality: bool = False,
 ) -> tuple[pd.DataFrame, BarReport]:  # fmt: skip
     """Read and check the bars of the workspace's raw file; return them with their report.
 
+    market, calendar, tick : as of `validate_bars`
     quality : with gaps, spikes and the rest of what is reported
 
     Raises NotPreparedError when there is no such file, BarsError when it cannot be read or its bars are refused.
@@ -167,7 +173,9 @@ def load_bars(
         table = read_bars_table(path)
         done(len(table))
     with progress_phase("checking", len(table)):
-        return validate_bars(table, spec, where=path, market=market, symbol=symbol, quality=quality)
+        return validate_bars(
+            table, spec, where=path, market=market, symbol=symbol, calendar=calendar, tick=tick, quality=quality
+        )
 
 
 def write_bars(path: str | os.PathLike, bars: pd.DataFrame) -> None:

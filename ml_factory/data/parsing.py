@@ -149,14 +149,13 @@ def match_bar_columns(
 # ---- times -----------------------------------------------------------------------------------------------------------
 
 
-def parse_time_zone(zone: str) -> str:
-    """Return the zone if it exists; raise SettingsError with an example otherwise."""
+def check_time_zone(zone: str) -> None:
+    """Raise SettingsError with an example for a zone that does not exist."""
     try:
         pd.Timestamp(0, tz="UTC").tz_convert(zone)
     except (KeyError, ValueError, TypeError, OSError) as error:
         step = "use a name such as 'America/Chicago', 'Europe/Berlin' or 'UTC'"
         raise SettingsError("Unknown time zone", where="zone", got=repr(zone), next_step=step) from error
-    return zone
 
 
 def read_times(values: pd.Series, where: object) -> tuple[pd.DatetimeIndex, list[RowFault], list[BarFinding]]:
@@ -269,7 +268,7 @@ def bar_starts(
         if zone is None:
             step = "say where its clock stands, for example zone='America/Chicago' or zone='UTC' (--zone)"
             _refuse("naive", f"timestamps carry no zone (row 0 is {moments[0]})", where, step)
-        moments, findings = _localize(moments, parse_time_zone(str(zone)), where)
+        moments, findings = _localize(moments, zone, where)
     elif zone is not None:
         findings.append(_mapped("zone_unused", f"zone {zone!r} was not needed: the timestamps say their own"))
     start_ns = moments.tz_convert("UTC").as_unit("ns").asi8.copy()

@@ -2,7 +2,7 @@
 
 Bars are compared with their own market (its calendar, tick, typical move, typical silence); no constant is of one
 symbol. Real markets do most of these things sometimes: the report says how often and where. It may use the whole file,
-also bars after a row: it is made for people, and nothing downstream reads it.
+also bars after a row: it is made for people, and no number of a model depends on it.
 
 A fault that is found is corrected for what follows (first the time zone, then the unit, then the level), so that it is
 reported once. The bars themselves are not changed.

@@ -164,22 +164,17 @@ def segments_between_rolls(frame: ResampledBars, before: tuple[float, int] = (1.
     return np.cumsum(np.diff(chain, prepend=before[0]) != 0, dtype=np.int32) + np.int32(before[1])
 
 
+def known_at_index(moments: np.ndarray) -> pd.DatetimeIndex:
+    """Return these moments (int64 ns, UTC) as the index of a table of rows."""
+    return pd.DatetimeIndex(np.ascontiguousarray(moments).view("M8[ns]"), tz="UTC", name="known_at")
+
+
 def asof_rows(known_at_base: np.ndarray, known_at_coarse: np.ndarray) -> np.ndarray:
     """Return for each base row the latest coarse bar with known_at <= the row's own, int64[N], -1 where there is none.
 
     Both int64 ns, increasing. At 12:00 the 11:00-12:00 hour is visible, a partial bar never.
     """
     return np.searchsorted(known_at_coarse, known_at_base, side="right") - 1
-
-
-def check_resample_length(minutes: int, bar_minutes: int) -> None:
-    """Raise SettingsError unless frames of `minutes` can be made of bars of `bar_minutes`."""
-    if minutes < bar_minutes or minutes % bar_minutes:
-        wanted = f"a multiple of the bars' own {bar_minutes}"
-        step = "give FeatureSpec(base_minutes=..., frames=...) of such multiples, or bars that divide the frames"
-        raise SettingsError(
-            "A frame cannot be made of these bars", where="minutes", got=minutes, wanted=wanted, next_step=step
-        )
 
 
 class BarStream:
@@ -191,7 +186,12 @@ class BarStream:
     """
 
     def __init__(self, market: MarketSpec, minutes: int):
-        check_resample_length(minutes, market.bar_minutes)
+        if minutes < market.bar_minutes or minutes % market.bar_minutes:
+            wanted = f"a multiple of the bars' own {market.bar_minutes}"
+            step = "give FeatureSpec(base_minutes=..., frames=...) of such multiples, or bars that divide the frames"
+            raise SettingsError(
+                "A frame cannot be made of these bars", where="minutes", got=minutes, wanted=wanted, next_step=step
+            )
         self.market, self.minutes, self._bar_ns = market, minutes, market.bar_minutes * MINUTE_NS
         self._position: dict[str, int] = dict(FIRST_POSITION)
         # The unfinished bucket: start, until, known_at, session, segment, whether it is there; prices, volume, chain.

@@ -25,9 +25,9 @@ from ml_factory.data.parsing import (
     SPELLINGS,
     RowFault,
     bar_starts,
+    check_time_zone,
     match_bar_columns,
     normalize_column_name,
-    parse_time_zone,
     read_numbers,
     read_times,
     row_fault_findings,
@@ -68,7 +68,7 @@ class RawBarSpec:
         for ours, _ in self.columns:
             check_values({"columns": ours}, columns=tuple(SPELLINGS))
         if self.zone is not None:
-            parse_time_zone(self.zone)
+            check_time_zone(self.zone)
 
 
 def validate_bars(
@@ -78,6 +78,8 @@ def validate_bars(
     where: object = "",
     market: MarketSpec | None = None,
     symbol: str = "",
+    calendar: str | None = None,
+    tick: float | None = None,
     quality: bool = True,
 ) -> tuple[pd.DataFrame, BarReport]:
     """Check bars and convert them to canonical form.
@@ -87,8 +89,10 @@ def validate_bars(
     raw : one row a bar, in any order: a time column or index and open, high, low, close, perhaps volume
     spec : spelling of the bars
     where : the file, for messages
-    market : calendar, tick and length of bars; None: looked up by `symbol` or inferred from the first 20 sessions
+    market : calendar, tick and length of bars; None: given one by one, looked up by `symbol`, or inferred from the
+        first 20 sessions
     symbol : for the lookup
+    calendar, tick : given facts of the market, where `market` is None
     quality : look for what is reported as well: gaps, spikes, a wrong clock
 
     Returns
@@ -121,7 +125,6 @@ def validate_bars(
         contract = contract.iloc[rows]
         bars["contract"] = _factorize_contracts(contract)
         bars["chain"] = _chain(raw, rows, bars)
-    market = market or resolve_market_spec(symbol, bars, bar_minutes=minutes)
     volume, names = known_volume if "volume" in values else None, None if contract is None else contract.to_numpy()
     found = []
     if names is not None:
@@ -130,6 +133,7 @@ def validate_bars(
         message = f"the contract changes {pluralize_count(len(rolls), 'time')} (to {shown})"
         found.append(BarFinding("roll", "reported", rolls, message))
     if quality:
+        market = market or resolve_market_spec(symbol, bars, calendar=calendar, tick=tick, bar_minutes=minutes)
         prices = {name: bars[name].to_numpy() for name in PRICES}
         found = [*find_quality_issues(start_ns, prices, volume, market, minutes, spec.stamp), *found]
     findings += [replace(one, rows=rows[one.rows]) for one in found if len(one.rows)]
@@ -171,7 +175,7 @@ def drop_bad_rows(raw: pd.DataFrame, spec: RawBarSpec, where: object) -> tuple[p
         row, reason, text = bad[0]
         step = "check zone, decimals and columns"
         raise BarsError("Every row is bad", where=where, got=f"row {row}: {text!r} ({reason})", next_step=step)
-    kept = raw.drop(index=raw.index[list(reasons)]).reset_index(drop=True) if reasons else raw
+    kept = raw[~np.isin(np.arange(len(raw)), list(reasons))]  # by position: the index may be the time
     return kept, pd.DataFrame(bad, columns=["row", "reason", "text"])
 
 

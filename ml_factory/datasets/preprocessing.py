@@ -9,19 +9,18 @@ import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numba import njit
 
-from ml_factory.datasets.scaling import SCALERS, LinearScaler
+from ml_factory.datasets.scaling import SCALERS, FittedStep, LinearScaler
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 
 MOST_ROWS = 200_000  # of the training rows, to estimate a few hundred numbers
 
 
 @dataclass(frozen=True)
-class PcaTransform:
+class PcaTransform(FittedStep):
     """The leading principal components instead of the columns; missing values count as the mean.
 
     center, scale : float64[F]
@@ -60,13 +59,6 @@ class PcaTransform:
         """Return float32 (N, K)."""
         return _project(np.ascontiguousarray(x_NF, np.float32), self.center, self.scale, self.loadings)
 
-    def to_dict(self) -> dict:
-        return {"kind": self.kind} | {name: getattr(self, name).tolist() for name in ("center", "scale", "loadings")}
-
-    @classmethod
-    def from_dict(cls, stored: dict) -> "PcaTransform":
-        return cls(*(np.asarray(stored[name], np.float64) for name in ("center", "scale", "loadings")))
-
 
 @njit(cache=True, nogil=True)
 def _project(x_NF, center, scale, loadings):
@@ -87,18 +79,8 @@ def _project(x_NF, center, scale, loadings):
 STEPS = {**SCALERS, PcaTransform.kind: PcaTransform}
 
 
-class FittedStep(Protocol):
-    """A fitted scaler or transform, or several in order."""
-
-    kind: str
-
-    def transform(self, x_NF: np.ndarray) -> np.ndarray: ...
-
-    def to_dict(self) -> dict: ...
-
-
 @dataclass(frozen=True)
-class Preprocessor:
+class Preprocessor(FittedStep):
     """Fitted steps, applied in order."""
 
     steps: tuple[FittedStep, ...]

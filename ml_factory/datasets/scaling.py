@@ -1,7 +1,8 @@
 """Feature scalers, fitted on training rows only: robust, standard and quantile."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Self
 
 import numpy as np
 
@@ -20,8 +21,22 @@ BLOCK_ROWS = 65_536
 SCALED_ROWS = 512  # a block of some 200 float64 columns stays in the processor's cache
 
 
+class FittedStep:
+    """A fitted scaler or transform, stored as the JSON values of its arrays and numbers."""
+
+    kind: str
+
+    def to_dict(self) -> dict:
+        return {"kind": self.kind} | {name: np.asarray(value).tolist() for name, value in vars(self).items()}
+
+    @classmethod
+    def from_dict(cls, stored: dict) -> Self:
+        arrays = {one.name: np.asarray(stored[one.name]) for one in fields(cls)}
+        return cls(**{name: array.astype(np.float64, casting="same_kind")[()] for name, array in arrays.items()})
+
+
 @dataclass(frozen=True)
-class LinearScaler:
+class LinearScaler(FittedStep):
     """(x - center) / scale, clipped to [-clip, clip].
 
     center, scale : float64[F]
@@ -49,14 +64,6 @@ class LinearScaler:
             return np.clip(block, -self.clip, self.clip, out=block)
 
         return _by_blocks(scaled, x_NF, len(self.center), type(self).__name__)
-
-    def to_dict(self) -> dict:
-        return {"kind": self.kind, "center": self.center.tolist(), "scale": self.scale.tolist(), "clip": self.clip}
-
-    @classmethod
-    def from_dict(cls, stored: dict) -> "LinearScaler":
-        center, scale = (np.asarray(stored[name], np.float64) for name in ("center", "scale"))
-        return cls(center, scale, float(stored["clip"]))
 
 
 class RobustScaler(LinearScaler):
@@ -137,7 +144,7 @@ class StandardScaler(LinearScaler):
 
 
 @dataclass(frozen=True)
-class QuantileScaler:
+class QuantileScaler(FittedStep):
     """The normal deviate of each value's rank among the training rows, by interpolation between stored quantiles.
 
     knots : float64 (F, 257), the quantiles at even shares from 0 to 1; among equal knots the middle rank holds
@@ -170,13 +177,6 @@ class QuantileScaler:
             return np.clip(special.ndtri(made), -DEVIATE, DEVIATE)
 
         return _by_blocks(ranked, x_NF, len(self.knots), type(self).__name__)
-
-    def to_dict(self) -> dict:
-        return {"kind": self.kind, "knots": self.knots.tolist()}
-
-    @classmethod
-    def from_dict(cls, stored: dict) -> "QuantileScaler":
-        return cls(np.asarray(stored["knots"], np.float64))
 
 
 SCALERS = {scaler.kind: scaler for scaler in (RobustScaler, StandardScaler, QuantileScaler)}

@@ -22,7 +22,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ml_factory.datasets.preprocessing import FittedStep, preprocessing_from_dict
+from ml_factory.data.resample import known_at_index
+from ml_factory.datasets.preprocessing import preprocessing_from_dict
+from ml_factory.datasets.scaling import FittedStep
 from ml_factory.errors import (
     FileError,
     NotPreparedError,
@@ -160,13 +162,13 @@ class DatasetStore:
     @property
     def known_at(self) -> pd.DatetimeIndex:
         """Moment at which each feature row is known, UTC."""
-        return _utc_index(self._array(ROWS)["known_at"])
+        return known_at_index(self._array(ROWS)["known_at"])
 
     def load_row_facts(self) -> pd.DataFrame:
         """Return segment (int32) and close (float64) of each feature row, index known_at (UTC)."""
         facts = self._array(ROWS)
         columns = {name: facts[name].copy() for name in ("segment", "close")}
-        return pd.DataFrame(columns, index=_utc_index(facts["known_at"]))
+        return pd.DataFrame(columns, index=known_at_index(facts["known_at"]))
 
     def load_labels(self, horizon: int) -> pd.DataFrame:
         """Return the labels, index known_at (UTC). Raises NotPreparedError naming the prepared horizons."""
@@ -279,7 +281,7 @@ class DatasetStore:
 
         facts : JSON values, merged over those of an earlier commit (so a horizon can be added later)
         """
-        stored = read_dataset_manifest(self.folder) or {}  # another process may have added a horizon
+        stored = read_dataset_manifest(self.folder) or {}  # of an earlier commit
         if stored.get("fingerprint") != self.fingerprint:
             stored = {"files": {}, "facts": {}}
         kept = DatasetStore(self.folder, self.fingerprint, stored)
@@ -399,10 +401,6 @@ def _runs(rows: np.ndarray) -> list[list[int]]:
     """Return positions as contiguous runs [first, stop)."""
     runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1) if len(rows) else []
     return [[int(run[0]), int(run[-1]) + 1] for run in runs]
-
-
-def _utc_index(moments: np.ndarray) -> pd.DatetimeIndex:
-    return pd.DatetimeIndex(np.ascontiguousarray(moments).view("M8[ns]"), tz="UTC", name="known_at")
 
 
 def _merge(old: dict, new: dict) -> dict:

@@ -44,7 +44,7 @@ class Calibration:
     BIAS_SPREAD, LOG_TEMPERATURE_SPREAD = 0.2, 0.5
 
     @classmethod
-    def fit(cls, logp_N3, y, w=None, *, horizon: int = 1) -> "Calibration":
+    def fit(cls, logp_N3, y, *, horizon: int = 1) -> "Calibration":
         """Fit the maximum a posteriori temperature and biases on these rows.
 
         The log likelihood counts as many rows as `independent_rows` finds, the prior is normal around no calibration:
@@ -54,24 +54,23 @@ class Calibration:
         ----------
         logp_N3 : log-probabilities (or logits) of the validation rows, in time order.
         y : their labels.
-        w : their weights; None: each row counts the same, as in the metrics.
         horizon : rows over which one label reaches.
         """
         logp_N3 = np.array(logp_N3, dtype=np.float64)
         # A class that the labels do not have has no probability; calibration must not give it any.
         logp_N3[:, (logp_N3 <= np.log(SMALLEST)).all(axis=0)] = ABSENT
         p_N3 = softmax(logp_N3)
-        code, _, w = check_metric_rows(y, p_N3, w)
-        rows = independent_row_count(y, p_N3, w, horizon=horizon)
-        weight, hit = w / w.sum(), np.eye(len(CLASSES))[code]
+        code, _ = check_metric_rows(y, p_N3)
+        rows = independent_row_count(y, p_N3, horizon=horizon)
+        hit = np.eye(len(CLASSES))[code]
         precision = np.r_[cls.LOG_TEMPERATURE_SPREAD**-2, np.full(len(CLASSES), cls.BIAS_SPREAD**-2)] / max(rows, 1e-9)
 
         def objective(theta: np.ndarray) -> tuple[float, np.ndarray]:
             scaled = np.exp(-theta[0]) * logp_N3
             q_N3 = special.log_softmax(scaled + theta[1:], axis=1)
-            residual = (np.exp(q_N3) - hit) * weight[:, None]
+            residual = (np.exp(q_N3) - hit) / len(code)
             slope = np.r_[-(residual * scaled).sum(), residual.sum(axis=0)]
-            loss = -float(weight @ q_N3[np.arange(len(code)), code])
+            loss = -float(q_N3[np.arange(len(code)), code].mean())
             return loss + 0.5 * float(precision @ theta**2), slope + precision * theta
 
         bounds = [(np.log(cls.LOWEST), np.log(cls.HIGHEST)), *[(None, None)] * len(CLASSES)]
@@ -104,26 +103,25 @@ class Calibration:
         return cls(facts["temperature"], tuple(facts["bias"]))
 
 
-def independent_row_count(y, p_N3, w=None, *, horizon: int = 1) -> float:
+def independent_row_count(y, p_N3, *, horizon: int = 1) -> float:
     """Return the number of independent rows that would estimate the class shares as precisely as these dependent ones.
 
     The variance that independent outcomes would have, over the variance of the mean difference p_k - 1[y = k] that
     `_calibration_interval_of_class` measures (overlapping labels, slow forecasts and a class mix that changes slowly
-    all widen it), summed over the classes; at most the number of rows with weight.
+    all widen it), summed over the classes; at most the number of rows.
     """
-    code, p_N3, w = check_metric_rows(y, p_N3, w)
+    code, p_N3 = check_metric_rows(y, p_N3)
     errors = [
-        _calibration_interval_of_class(code, p_N3, k, w, horizon=horizon).standard_error for k in range(len(CLASSES))
+        _calibration_interval_of_class(code, p_N3, k, horizon=horizon).standard_error for k in range(len(CLASSES))
     ]
-    spread = float((w @ (p_N3 * (1 - p_N3))).sum() / w.sum())
-    variance = float(np.square(errors).sum())
-    most = float((w > 0).sum())
+    spread = float((p_N3 * (1 - p_N3)).sum() / len(code))
+    variance, most = float(np.square(errors).sum()), float(len(code))
     if not np.isfinite(variance):  # too few rows to measure it: correct for overlap alone
         return most / max(1, horizon)
     return min(most, spread / variance) if variance > 0 else most
 
 
-def _calibration_interval_of_class(code, p_N3, k: int, w=None, *, horizon: int = 1, times_N=None) -> ConfidenceInterval:
+def _calibration_interval_of_class(code, p_N3, k: int, *, horizon: int = 1, times_N=None) -> ConfidenceInterval:
     """Return the 95 % interval of the mean of p_k - 1[y = k], by `gain_interval`.
 
     The difference under each outcome is p_k or p_k - 1, so its memory is that of the forecasts: where they drift slowly
@@ -131,20 +129,20 @@ def _calibration_interval_of_class(code, p_N3, k: int, w=None, *, horizon: int =
 
     code : class codes 0..2 of the rows, in time order.
     k : 0, 1 or 2.
-    w, horizon, times_N : as of `gain_interval`.
+    horizon, times_N : as of `gain_interval`.
     """
     by_outcome_N3 = p_N3[:, [k]] - np.eye(len(CLASSES))[k]
     difference = by_outcome_N3[np.arange(len(code)), code]
-    return gain_interval(difference, w, horizon=horizon, times_N=times_N, by_outcome_NK=by_outcome_N3)
+    return gain_interval(difference, horizon=horizon, times_N=times_N, by_outcome_NK=by_outcome_N3)
 
 
 def calibration_by_class(
-    y, p_N3, w=None, *, horizon: int = 1, times_N=None, classes: Mapping[str, int] | None = None
+    y, p_N3, *, horizon: int = 1, times_N=None, classes: Mapping[str, int] | None = None
 ) -> pd.DataFrame:
     """Return mean predicted probability and observed frequency of each class ("calibration in the large", Van Calster
     2019).
 
-    y, p_N3, w : labels, probabilities and weights of rows in time order.
+    y, p_N3 : labels and probabilities of rows in time order.
     horizon, times_N : rows over which one label reaches, and when each row is known; as of `gain_interval`.
     classes : name -> label of the classes; None: short, neutral and long.
 
@@ -153,13 +151,13 @@ def calibration_by_class(
     DataFrame with a row per class: class (its name), predicted, observed, difference (predicted minus observed), low
     and high (95 %, by `_calibration_interval_of_class`), rows.
     """
-    code, p_N3, w = check_metric_rows(y, p_N3, w)
+    code, p_N3 = check_metric_rows(y, p_N3)
     table = []
     classes = dict(zip(CLASS_NAMES, CLASSES, strict=True)) if classes is None else classes
     for name, label in classes.items():
         k = CLASSES.index(label)
-        predicted, observed = (float(w @ part / w.sum()) for part in (p_N3[:, k], (code == k).astype(np.float64)))
-        off = _calibration_interval_of_class(code, p_N3, k, w, horizon=horizon, times_N=times_N)
+        predicted, observed = float(p_N3[:, k].mean()), float((code == k).mean())
+        off = _calibration_interval_of_class(code, p_N3, k, horizon=horizon, times_N=times_N)
         row = {"class": name, "predicted": predicted, "observed": observed, "difference": off.mean}
         row |= {"low": off.low, "high": off.high, "rows": off.rows}
         table.append(row)
@@ -179,7 +177,7 @@ def reliability_table(y, p_N3, *, horizon: int = 1) -> pd.DataFrame:
     DataFrame with a row per class and non-empty bin: class (-1, 0, 1), low, high (the bin's edges), probability (mean
     predicted), frequency (share observed), error (binomial standard error), rows.
     """
-    code, p_N3, _ = check_metric_rows(y, p_N3)
+    code, p_N3 = check_metric_rows(y, p_N3)
     pieces = []
     for k, name in enumerate(CLASSES):
         predicted_N, edges = p_N3[:, k], np.unique(np.quantile(p_N3[:, k], np.linspace(0, 1, BINS + 1)))

@@ -1,7 +1,6 @@
 """Metrics of class probabilities: (name, value) pairs, intervals of gains, returns by decile of the forecast.
 
-Letters: N rows in time order, 3 classes in the order short, neutral, long (-1, 0, +1). Everywhere `w` is a weight per
-row (None: all ones); rows of weight 0 count for nothing.
+Letters: N rows in time order, 3 classes in the order short, neutral, long (-1, 0, +1). Each row counts once.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,21 +22,18 @@ DECILES = 10
 FEWEST_OF_DECILES = 100  # rows: ten a decile
 
 
-def check_metric_rows(y, p_N3, w=None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return class codes 0..2 (int64), probabilities and weights as float64, all checked.
+def check_metric_rows(y, p_N3) -> tuple[np.ndarray, np.ndarray]:
+    """Return class codes 0..2 (int64) and probabilities as float64, all checked.
 
     Raises
     ------
     FactoryError for other labels than -1, 0, +1, shapes that do not match, probabilities that are not finite, are
-    negative or do not sum to 1 within 1e-4, negative weights, or no weight at all.
+    negative or do not sum to 1 within 1e-4, or no rows at all.
     """
     y, p_N3 = np.asarray(y), np.asarray(p_N3, dtype=np.float64)
-    w = np.ones(len(y)) if w is None else np.asarray(w, dtype=np.float64)
-    if p_N3.ndim != 2 or p_N3.shape[1] != 3 or y.shape != (len(p_N3),) or w.shape != y.shape:
+    if p_N3.ndim != 2 or p_N3.shape[1] != 3 or y.shape != (len(p_N3),):
         raise FactoryError(
-            "Labels, probabilities and weights differ in shape",
-            got=f"shapes {y.shape}, {p_N3.shape}, {w.shape}",
-            wanted="(N,), (N, 3), (N,)",
+            "Labels and probabilities differ in shape", got=f"shapes {y.shape}, {p_N3.shape}", wanted="(N,), (N, 3)"
         )
     code = labels_to_class_index(y)
     bad = (p_N3 < 0).any(axis=1) | ~(np.abs(p_N3.sum(axis=1) - 1) <= 1e-4)  # also where one is NaN or infinite
@@ -50,11 +46,9 @@ def check_metric_rows(y, p_N3, w=None) -> tuple[np.ndarray, np.ndarray, np.ndarr
             wanted="three numbers from 0 to 1 that sum to 1",
             next_step="leave out the rows without a prediction",
         )
-    if not np.isfinite(w).all() or (w < 0).any() or not w.sum() > 0:
-        raise FactoryError(
-            "No rows to evaluate", got=f"{len(w)} rows, weights summing to {w.sum():g}", wanted="weights ≥ 0, some > 0"
-        )
-    return code, p_N3, w
+    if not len(code):
+        raise FactoryError("No rows to evaluate", got="0 rows", wanted="1 row or more")
+    return code, p_N3
 
 
 def negative_log_probabilities(p_N3) -> np.ndarray:
@@ -64,7 +58,7 @@ def negative_log_probabilities(p_N3) -> np.ndarray:
 
 def row_log_loss(y, p_N3) -> np.ndarray:
     """Return -log of the probability of the outcome, per row: float64 (N,), in nats."""
-    code, p_N3, _ = check_metric_rows(y, p_N3)
+    code, p_N3 = check_metric_rows(y, p_N3)
     return -np.log(np.clip(p_N3[np.arange(len(code)), code], FLOOR, 1.0))
 
 
@@ -79,36 +73,35 @@ def direction_loss_by_class(p_N3) -> np.ndarray:
     return np.where(np.arange(3) == 1, 0.0, -np.log(np.clip(side, FLOOR, 1.0)))
 
 
-def classification_metrics(y, p_N3, w=None) -> Iterator[tuple[str, float]]:
+def classification_metrics(y, p_N3) -> Iterator[tuple[str, float]]:
     """Yield (name, value): log_loss, brier, accuracy, ece.
 
     log_loss in nats; brier is the sum of squares over the three classes (Brier 1950), from 0 to 2; ece as in
     `expected_calibration_error`.
     """
-    code, p_N3, w = check_metric_rows(y, p_N3, w)
-    total = w.sum()
-    yield "log_loss", float(w @ row_log_loss(y, p_N3) / total)
-    yield "brier", float(w @ ((p_N3 - np.eye(3)[code]) ** 2).sum(axis=1) / total)
-    yield "accuracy", float(w @ (p_N3.argmax(axis=1) == code) / total)
-    yield "ece", expected_calibration_error(y, p_N3, w)
+    code, p_N3 = check_metric_rows(y, p_N3)
+    yield "log_loss", float(row_log_loss(y, p_N3).mean())
+    yield "brier", float(((p_N3 - np.eye(3)[code]) ** 2).sum(axis=1).mean())
+    yield "accuracy", float((p_N3.argmax(axis=1) == code).mean())
+    yield "ece", expected_calibration_error(y, p_N3)
 
 
-def expected_calibration_error(y, p_N3, w=None) -> float:
-    """Return the weighted mean over confidence bins of |accuracy - confidence| of the top class (Guo et al. 2017, eq.
+def expected_calibration_error(y, p_N3) -> float:
+    """Return the mean over the rows' confidence bins of |accuracy - confidence| of the top class (Guo et al. 2017, eq.
     3).
     """
-    code, p_N3, w = check_metric_rows(y, p_N3, w)
+    code, p_N3 = check_metric_rows(y, p_N3)
     confidence = p_N3.max(axis=1)
     which = np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1)  # bins (low, high], as there
-    miss = np.bincount(which, weights=w * ((p_N3.argmax(axis=1) == code) - confidence), minlength=BINS)
-    return float(np.abs(miss).sum() / w.sum())
+    miss = np.bincount(which, weights=(p_N3.argmax(axis=1) == code) - confidence, minlength=BINS)
+    return float(np.abs(miss).sum() / len(code))
 
 
 # ---- the table -------------------------------------------------------------------------------------------------
 
 
 def compute_forecast_metrics(
-    probabilities: Mapping[str, np.ndarray], y, w=None, *, best: str = PRIOR,
+    probabilities: Mapping[str, np.ndarray], y, *, best: str = PRIOR,
     horizon: int = 1, effective_rows: float | None = None, times=None,
 ) -> pd.DataFrame:  # fmt: skip
     """Return all metrics of all forecasts on the same rows, and each one's gain in log loss over the class prior.
@@ -125,26 +118,23 @@ def compute_forecast_metrics(
     DataFrame indexed by name: those of `classification_metrics`, then `log_loss_gain` (the prior's minus this one:
     positive is better), `gain_se`, `gain_low` and `gain_high` (95 %); `best_baseline`, `gain_best`, the
     gain over it, `gain_best_low` and `gain_best_high`; `direction_gain`, the directional part of `log_loss_gain`
-    (`direction_loss_by_class`), `direction_low` and `direction_high`; `rows` (of weight > 0) and `effective_rows`.
+    (`direction_loss_by_class`), `direction_low` and `direction_high`; `rows` and `effective_rows`.
     """
-    weights = np.ones(len(np.asarray(y))) if w is None else np.asarray(w, dtype=np.float64)
-    if effective_rows is None:
-        effective_rows = float(weights.sum() ** 2 / (weights**2).sum())  # Kish (1965)
     table = {}
 
     def gain_over(other: str, loss: Callable, p_N3: np.ndarray) -> ConfidenceInterval:
         gain_N3 = loss(probabilities[other]) - loss(p_N3)
-        return gain_interval_by_class(gain_N3, y, weights, horizon=horizon, times_N=times)
+        return gain_interval_by_class(gain_N3, y, horizon=horizon, times_N=times)
 
     for name, p_N3 in probabilities.items():
         gain = gain_over(PRIOR, negative_log_probabilities, p_N3)
         over = gain if best == PRIOR else gain_over(best, negative_log_probabilities, p_N3)
         side = gain_over(PRIOR, direction_loss_by_class, p_N3)
-        table[name] = dict(classification_metrics(y, p_N3, weights)) | {
+        table[name] = dict(classification_metrics(y, p_N3)) | {
             "log_loss_gain": gain.mean, "gain_se": gain.standard_error, "gain_low": gain.low, "gain_high": gain.high,
             "best_baseline": best, "gain_best": over.mean, "gain_best_low": over.low, "gain_best_high": over.high,
             "direction_gain": side.mean, "direction_low": side.low, "direction_high": side.high,
-            "rows": int((weights > 0).sum()), "effective_rows": effective_rows,
+            "rows": len(y), "effective_rows": float(len(y)) if effective_rows is None else effective_rows,
         }  # fmt: skip
     return pd.DataFrame.from_dict(table, orient="index").rename_axis("name")
 

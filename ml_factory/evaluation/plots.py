@@ -71,12 +71,11 @@ def plot_learning_curves(
 def plot_fold_scores(folds: pd.DataFrame, paths: pd.DataFrame | None = None) -> Figure:
     """Plot the gain in log loss of each fold with its 95 % interval, and their mean; positive beats the prior.
 
-    folds : a row per fold (and `name`, where several forecasts are compared): fold, log_loss_gain, gain_se.
+    folds : a row per fold and forecast: fold, name, log_loss_gain, gain_se.
     paths : the same per path, plotted instead; they share rows and folds, so their spread is no standard error.
     """
     unit = "fold" if paths is None else "path"
     folds = folds if paths is None else paths.rename(columns={"path": "fold"})
-    folds = folds if "name" in folds.columns else folds.assign(name="")
     figure, (ax,) = new_styled_figure(f"Gain over the class prior, {unit} by {unit}", 3.1)
     ax.axhline(0, color=INK["muted"], linewidth=1.1)
     groups = list(folds.groupby("name", sort=False))
@@ -86,7 +85,7 @@ def plot_fold_scores(folds: pd.DataFrame, paths: pd.DataFrame | None = None) -> 
         shift = 0.16 * (number - (len(groups) - 1) / 2)
         ax.errorbar(rows["fold"] + shift, rows["log_loss_gain"], 1.96 * rows["gain_se"].fillna(0), fmt=_marker(name),
                     color=colour, markersize=6, elinewidth=1.6, markeredgecolor=INK["card"],
-                    label=name if name in REFERENCES else f"{name} mean {mean:+.4f}".strip())  # fmt: skip
+                    label=name if name in REFERENCES else f"{name} mean {mean:+.4f}")  # fmt: skip
         if name not in REFERENCES:
             ax.axhline(mean, color=colour, linewidth=1.1, linestyle=DASHED, alpha=0.8)
     ax.set_xticks(sorted(folds["fold"].unique()))

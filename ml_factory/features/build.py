@@ -19,6 +19,7 @@ from ml_factory.data.resample import (
     ResampledBars,
     apply_roll_adjustment,
     asof_rows,
+    known_at_index,
     resample_bars,
     segments_between_rolls,
     to_bar_chunk,
@@ -144,8 +145,7 @@ class FeatureRows:
 
     def to_frame(self) -> pd.DataFrame:
         """Return the values as a DataFrame on `known_at` (UTC)."""
-        index = pd.DatetimeIndex(self.known_at.astype("datetime64[ns]"), tz="UTC", name="known_at")
-        return pd.DataFrame(self.values, index=index, columns=self.names, copy=False)
+        return pd.DataFrame(self.values, index=known_at_index(self.known_at), columns=self.names, copy=False)
 
 
 def build_features(
@@ -370,11 +370,10 @@ class _Frame:
         self.count, self.known_at = 0, np.iinfo(np.int64).min
         self.row = np.full(len(self.engine.names), np.nan, dtype)
 
-    def push(self, new: ResampledBars, out: np.ndarray) -> np.ndarray:
-        """Write the columns of these bars to `out` and return it."""
+    def push(self, new: ResampledBars, out: np.ndarray) -> None:
+        """Write the columns of these bars to `out`."""
         self.engine.push(new, out)
         self.count += len(new)
-        return out
 
     def join(self, moments: np.ndarray, new: ResampledBars, out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Write the latest row of each moment to `out`; return (when it became known, its number in the frame)."""

@@ -14,15 +14,13 @@ from ml_factory.data.sessions import assign_sessions
 from ml_factory.features.engine import HISTORY, Block, Column
 from ml_factory.features.windows import window_place
 
-WEEK_DAYS = 7
-
 
 def calendar(b: Block) -> Iterator[Column]:
     """Yield the columns, none where `coarse`: the base frame knows them fresher; see the module."""
     if b.coarse:
         return
     progress = elapsed_session_share(b.start, b.known_at, b.calendar)
-    week = (b.session + 3) % WEEK_DAYS / WEEK_DAYS  # day 0 was a Thursday; Monday is 0
+    week = (b.session + 3) % 7 / 7  # day 0 was a Thursday; Monday is 0
     yield "session_progress", progress - 0.5
     for name, turn in (("session", progress), ("week", week)):  # hands of a clock
         yield f"{name}_sine", np.sin(2.0 * math.pi * turn)

@@ -201,7 +201,7 @@ class Bundle:
 
     @classmethod
     def load(cls, path: str | Path) -> "Bundle":
-        """Read and check the file of `save`.
+        """Read and check a file of `to_bytes`.
 
         Raises CheckpointError for a file that is no bundle or damaged, SettingsError for one that does not fit here:
         features or networks defined otherwise, other columns, other facts of the market, an older library;
@@ -232,11 +232,6 @@ class Bundle:
         bundle.check()
         return bundle
 
-    def save(self, path: str | Path) -> Path:
-        """Write the bundle to one file, whole or not at all."""
-        files.write(path, self.to_bytes())
-        return Path(path)
-
     def to_bytes(self) -> bytes:
         """Return the content of the file."""
         parts = {name: getattr(self, name) for name in ("description", "models", "graphs", "example")}
@@ -254,7 +249,7 @@ class Bundle:
                     wanted=f"source {source}", next_step="register it as it was, before loading",
                 )  # fmt: skip
         names = feature_column_names(self.spec.market, self.spec.features)
-        for given in (self.description["feature_names"], *(one.feature_names for one in self.trained.values())):
+        for given in (self.description["feature_names"], *(one.feature_names for one in self.fitted.models.values())):
             if list(given) != names:
                 other = ", ".join(sorted({*names} ^ {*given})[:5]) or "another order"
                 raise SettingsError("The features of this bundle have other columns here", where=self.where, got=other,
@@ -280,11 +275,6 @@ class Bundle:
 
     @cached_property
     def fitted(self) -> FittedModels:
-        """The models, ready to predict feature rows."""
-        return FittedModels(self.trained, self.description["stack"])
-
-    @cached_property
-    def trained(self) -> dict[str, TrainedModel]:
         """The models as they were registered, of a stack its base models; those that predict by their graph have a
         network's weights as bytes, so no library of theirs is needed.
         """
@@ -293,7 +283,9 @@ class Bundle:
             name: TrainedModel.from_state(deserialize_state(data, tensors=native), self.where)
             for name, data in self.models.items()
         }
-        return models if native else {name: GraphModel.of(one, self.graphs[name]) for name, one in models.items()}
+        if not native:
+            models = {name: GraphModel.of(one, self.graphs[name]) for name, one in models.items()}
+        return FittedModels(models, self.description["stack"])
 
     @property
     def card(self) -> str:

@@ -43,7 +43,7 @@ class TrainedModel:
     calibration : `Calibration.to_dict()`.
     lookback : base rows of a network's window, 0 for tabular models.
     versions : library versions of training.
-    facts : facts of the run (symbol, horizon, model…).
+    facts : facts of the run (symbol, horizon, model…): two runs whose models have the same bits are two artifacts.
     """
 
     model_state: dict

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.resample import BarChunk, to_bar_chunk
+from ml_factory.data.resample import BarChunk, known_at_index, to_bar_chunk
 from ml_factory.data.sessions import MINUTE_NS
 from ml_factory.data.validation import parse_bars
 from ml_factory.errors import BarsError, CheckpointError, SettingsError, refuse_damaged_content
@@ -157,6 +157,5 @@ class PredictionStream:
 
 def predictions_table(found: Mapping[str, np.ndarray]) -> pd.DataFrame:
     """Return the columns of `PredictionStream.predict_rows` as a table, index known_at."""
-    index = pd.DatetimeIndex(found["known_at"].view("M8[ns]"), tz="UTC", name="known_at")
     columns = {name: pd.array(one, dtype="str") if one.dtype == object else one for name, one in found.items()}
-    return pd.DataFrame(columns, index).drop(columns="known_at")
+    return pd.DataFrame(columns, known_at_index(found["known_at"])).drop(columns="known_at")

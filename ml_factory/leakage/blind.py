@@ -106,25 +106,21 @@ def _disturb_outcomes(labels: pd.DataFrame, rows: np.ndarray) -> pd.DataFrame:
     numbers = [name for name, column in labels.items() if column.dtype.kind == "f" and name != "close"]
     changed |= {name: -5.0 * labels[name] for name in numbers}
     changed |= {name: labels[name] + 400 for name in ("exit_bar",) if name in labels}
+    every = np.arange(len(labels))
     for name, column in changed.items():
-        other[name] = labels[name].where(~_mask(len(labels), rows), column.astype(labels[name].dtype))
+        other[name] = labels[name].where(~np.isin(every, rows), column.astype(labels[name].dtype))
     if "barrier" in labels:
-        other["barrier"] = labels["barrier"].where(~_mask(len(labels), rows[::2]), "ambiguous")
+        other["barrier"] = labels["barrier"].where(~np.isin(every, rows[::2]), "ambiguous")
     return other
 
 
 def _other_rows(values: np.ndarray, labels: pd.DataFrame, roles: Roles, rows: np.ndarray, random) -> tuple:
     """Return values, labels and roles without two thirds of these rows, with other features and prices in the rest."""
-    values, kept = values.copy(), ~_mask(len(labels), rows[random.random(len(rows)) >= 1 / 3])
+    every, values = np.arange(len(labels)), values.copy()
+    kept = ~np.isin(every, rows[random.random(len(rows)) >= 1 / 3])
     values[rows] = random.normal(5.0, 50.0, (len(rows), values.shape[1])).astype(values.dtype)
     if "close" in labels:
-        labels = labels.assign(close=labels["close"].where(~_mask(len(labels), rows), 1.7 * labels["close"]))
+        labels = labels.assign(close=labels["close"].where(~np.isin(every, rows), 1.7 * labels["close"]))
     place = np.cumsum(kept) - 1
     moved = {name: place[np.asarray(one)[kept[one]]] for name, one in roles.items()}
     return values[kept], labels[kept], moved
-
-
-def _mask(count: int, rows: np.ndarray) -> np.ndarray:
-    mask = np.zeros(count, bool)
-    mask[rows] = True
-    return mask

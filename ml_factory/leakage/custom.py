@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.resample import ResampledBars, resample_bars
+from ml_factory.data.resample import ResampledBars, apply_roll_adjustment, resample_bars
 from ml_factory.data.sessions import DAY_NS, MarketSpec, distinct_in_order
 from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec
@@ -22,10 +22,11 @@ from ml_factory.seeding import seeded_generator
 FULL_DAYS = 60
 QUICK_DAYS, QUICK_ROWS = 7, 2_500
 LATER_BARS = 30_000  # bars behind a sampled day that its rows must not depend on
-PART, SCOPE = "features", "rows of sampled days"
 
 
-def check_custom_features(bars: pd.DataFrame, facts: dict, spec: FeatureSpec, *, quick: bool) -> Findings:
+def check_custom_features(
+    bars: pd.DataFrame, facts: dict, spec: FeatureSpec, *, quick: bool, found: Findings | None = None
+) -> Findings:
     """Compare the rows of all own features of `spec`.
 
     Parameters
@@ -34,11 +35,12 @@ def check_custom_features(bars: pd.DataFrame, facts: dict, spec: FeatureSpec, *,
     facts : facts of the market, as stored
     spec : the features
     quick : the days of one week, at most 2,500 rows; otherwise up to 60 days, all of their rows
+    found : to be added to and returned
     """
-    found = Findings()
+    found = found or Findings()
     if not spec.custom:
         return found
-    base = resample_bars(bars, MarketSpec.from_dict(facts), spec.base_minutes)
+    base = apply_roll_adjustment(resample_bars(bars, MarketSpec.from_dict(facts), spec.base_minutes))
     days = sample_calendar_days(base.known_at, QUICK_DAYS if quick else FULL_DAYS, weekdays_only=quick)
     for name in spec.custom:
         made = custom.get_custom_feature(name)
@@ -101,4 +103,4 @@ def _fresh_instance(made: custom.CustomFeature) -> custom.CustomFeature:
 
 def _leak(column: str, base: ResampledBars, rows: Sequence[int]) -> Leak:
     first = str(pd.Timestamp(int(base.known_at[rows[0]]), tz="UTC")) if len(rows) else "none"
-    return Leak(PART, column, len(rows), first, first, "its own row", "truncate", SCOPE)
+    return Leak("features", column, len(rows), first, first, "its own row", "truncate", "rows of sampled days")

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ml_factory.argument_checks import check_settings
 from ml_factory.data.sessions import MINUTE_NS
-from ml_factory.errors import SettingsError
 from ml_factory.leakage.blind import find_blind_leaks, find_unpurged_rows
 from ml_factory.leakage.cuts import (
     PERTURBATIONS,
@@ -64,9 +64,7 @@ class ProofSpec:
     fit_splits: int | None = None
 
     def __post_init__(self):
-        if isinstance(self.cuts, bool) or not isinstance(self.cuts, int) or self.cuts < 1:
-            wanted = f"a whole number, {FULL_CUTS} or more for the full form"
-            raise SettingsError("This many cuts cannot be made", where="cuts", got=repr(self.cuts), wanted=wanted)
+        check_settings(self, cuts="[1, inf)")
 
     @property
     def form(self) -> str:
@@ -89,7 +87,7 @@ QUICK = ProofSpec(
 
 def prove(
     subject: Any, bars: pd.DataFrame, spec: ProofSpec | None = None, *, facts: dict | None = None,
-    features: Table | None = None, built: Any = None,
+    features: Table | None = None, built: Any = None, found: Findings | None = None,
 ) -> Findings:  # fmt: skip
     """Test whether the subject's past depends on its future; return the moments tested, and what was found there.
 
@@ -104,8 +102,9 @@ def prove(
     bars : checked bars
     facts, features : facts of the market and feature rows of all bars, where they are stored
     built : `workflows.build.Built` of these bars, where it is there: then nothing of it is built again
+    found : of other checks, to be added to and returned
     """
-    run = _ProofRun(subject, bars, spec or ProofSpec())
+    run = _ProofRun(subject, bars, spec or ProofSpec(), found or Findings())
     with progress_phase("proof", len(bars)) as done:
         run.facts = run.findings.guarded(lambda: subject.facts(bars)) if facts is None else facts
         make = partial(subject.tables, bars, run.facts, features is None, built)
@@ -124,9 +123,8 @@ class _ProofRun:
     facts: Any
     whole: Tables
 
-    def __init__(self, subject: Any, bars: pd.DataFrame, spec: ProofSpec):
-        self.subject, self.bars, self.spec = subject, bars, spec
-        self.findings = Findings()
+    def __init__(self, subject: Any, bars: pd.DataFrame, spec: ProofSpec, findings: Findings):
+        self.subject, self.bars, self.spec, self.findings = subject, bars, spec, findings
 
     # ---- cuts ----
 
@@ -138,16 +136,16 @@ class _ProofRun:
         start, rows = self.bars.index.as_unit("ns").asi8, self.whole["features"].proven
         warm = int(np.searchsorted(start, rows[min(LEAST_ROWS, len(rows) - 1)])) + 1
         labels = {part: table for part, table in self.whole.items() if part.startswith("labels")}
-        self.cuts = self.findings.cuts = choose_cut_points(
+        cuts = self.findings.cuts = choose_cut_points(
             self.bars, self.facts["calendar"], self.spec.cuts, earliest=warm, rows=rows,
             labels=labels, bar_minutes=self.bar_minutes,
         )  # fmt: skip
-        if not self.cuts:  # without a cut nothing is proved
+        if not cuts:  # without a cut nothing is proved
             what, last = f"{RAISED} too few bars after the first row of features to cut", str(self.bars.index[-1])
             self.findings.add([Leak("pipeline", what, 0, last, last, "no cut", "none", "whole file")])
         head = self.findings.guarded(lambda: self.subject.head(self.bars)) or 0
         small = warm + SPARE_BARS + self.spec.ahead > 0.6 * len(self.bars)  # a window would be most of the file
-        for number, cut in enumerate(self.cuts):
+        for number, cut in enumerate(cuts):
             spread = self.is_spread(number)
             features, whole = self.spec.thorough or spread, (0, len(self.bars), self.whole)
             back = SPARE_BARS + (warm if features else 0)
@@ -160,7 +158,7 @@ class _ProofRun:
                 self.compare(cut, *whole, (TRUNCATE, *self.spec.whole_ways), self.spec.thorough)
             if spread and cut.first >= head:
                 self.check_facts(cut)
-            done(len(self.bars) * (number + 1) // len(self.cuts) - len(self.bars) * number // len(self.cuts))
+            done(len(self.bars) * (number + 1) // len(cuts) - len(self.bars) * number // len(cuts))
 
     @property
     def bar_minutes(self) -> int:
@@ -168,8 +166,8 @@ class _ProofRun:
 
     def is_spread(self, number: int) -> bool:
         """True for `whole_cuts` of the cuts, evenly inside the file."""
-        count = min(self.spec.whole_cuts, len(self.cuts))
-        return number in np.linspace(0, len(self.cuts) - 1, count + 2)[1:-1].round()
+        cuts = len(self.findings.cuts)
+        return number in np.linspace(0, cuts - 1, min(self.spec.whole_cuts, cuts) + 2)[1:-1].round()
 
     def window(self, cut: CutPoint, back: int, features: bool) -> tuple[int, int, Tables]:
         """Return (first bar, stop, tables), far enough back that rows of features and labels exist before the cut."""
@@ -177,7 +175,7 @@ class _ProofRun:
         while back < cut.first:
             low = cut.first - back
             try:
-                clean = self.tables(self.bars.iloc[low:high], features)
+                clean = self.subject.tables(self.bars.iloc[low:high], self.facts, features)
                 if all(
                     np.count_nonzero(table.proven <= cut.at) >= (2 if part.startswith("frame") else LEAST_ROWS)
                     for part, table in clean.items()
@@ -188,15 +186,12 @@ class _ProofRun:
             back *= 2
         return 0, len(self.bars), self.whole
 
-    def tables(self, bars: pd.DataFrame, features: bool) -> Tables:
-        return self.subject.tables(bars, self.facts, features)
-
     def compare(self, cut: CutPoint, low: int, high: int, clean: Tables, ways: tuple[str, ...], features: bool) -> None:
         """Perturb the bars after the cut in each way, build, and record every difference up to the cut."""
         scope = "whole file" if high - low == len(self.bars) else "window"
         for way in ways:
             other = self.findings.guarded(
-                lambda way=way: self.tables(self.perturbed(cut, way, low, high), features),
+                lambda way=way: self.subject.tables(self.perturbed(cut, way, low, high), self.facts, features),
                 cut=cut.moment, why=cut.why, way=way,
             )  # fmt: skip
             until = cut.quiet if way in SAME_TIMES else cut.at
@@ -253,7 +248,7 @@ class _ProofRun:
             kind, _, horizon = part.partition(" ")
             if kind != "labels":
                 continue
-            labels = table.rows[_isin(table.rows.index, features.index)]
+            labels = table.rows[table.rows.index.isin(features.index)]
             for split in (guarded(partial(self.subject.splits, labels)) or ()) if len(labels) else ():
                 self.findings.add(find_unpurged_rows(labels, split, f"split {horizon}"))
             usable = usable_label_rows(labels)  # rows whose facts were inferred train nothing: a few of them suffice
@@ -264,9 +259,3 @@ class _ProofRun:
                 self.findings.count(f"fitted {horizon}", len(labels))
                 leaks = partial(find_blind_leaks, self.subject.fit, values, labels, split, f"fitted {horizon}")
                 self.findings.add(guarded(lambda leaks=leaks: list(leaks())) or ())
-
-
-def _isin(some: pd.DatetimeIndex, all_of: pd.DatetimeIndex) -> np.ndarray:
-    """Return bool: which of these moments are among others in time order."""
-    at = all_of.searchsorted(some)
-    return np.append(all_of.asi8, 0)[at] == some.asi8

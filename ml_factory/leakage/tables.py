@@ -103,12 +103,6 @@ class Findings:
                 worst = max(known.rows, leak.rows)
                 self._leaks[leak.part, leak.column] = replace(known, rows=worst, cuts=known.cuts + 1)
 
-    def merge(self, other: "Findings") -> None:
-        """Add all that another proof found."""
-        self.add(other.leaks)
-        for part, rows in other.compared.items():
-            self.count(part, rows)
-
     def guarded(self, build: Callable, *, cut: str = "none", why: str = "the bars as they are", way: str = "none"):
         """Return `build()`, or None: fails closed, what cannot be built is not proven and its exception is a leak."""
         try:

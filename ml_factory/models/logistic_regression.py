@@ -11,7 +11,7 @@ import numpy as np
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import check_settings, mean_log_loss, processor_name, softmax
 from ml_factory.models.rows import TrainingRows
-from ml_factory.models.tabular import BlockTrainer, TabularModel, TabularSpec, early_stopping_round
+from ml_factory.models.tabular import TabularModel, TabularSpec, early_stopping_round
 
 optimize, preprocessing = LazyModule("scipy.optimize"), LazyModule("sklearn.preprocessing")
 threadpoolctl = LazyModule("threadpoolctl")  # only a fit reads these three
@@ -69,7 +69,7 @@ def _scaled(x_NF: np.ndarray, mean_F: np.ndarray, deviation_F: np.ndarray, clip:
     return np.concatenate([scaled_NF, np.ones((len(x_NF), 1))], axis=1)
 
 
-class _Trainer(BlockTrainer):
+class _Trainer:
     """L-BFGS from weights of 0. It takes seconds and draws nothing: all rounds are run at once, of which the blocks
     report their own, and a run that goes on starts again.
 
@@ -95,6 +95,9 @@ class _Trainer(BlockTrainer):
 
     def fitted(self, rounds):
         return {**self.scale, "weights": self.path[rounds - 1]}
+
+    def restore(self, fitted):
+        """All rounds were run again."""
 
     def _run(self) -> None:
         start = np.zeros(self.penalty_P1.size * K)

@@ -11,6 +11,7 @@ from ml_factory.errors import (
     CheckpointError,
     MissingPackageError,
     SettingsError,
+    check_known,
     did_you_mean,
     refuse_damaged_content,
 )
@@ -192,9 +193,7 @@ def register_model(name: str, network: type | None = None, *, family: str = "adv
         taken = "the name of a model that ships" if name in _SHIPPED else repr(name)
         wanted = "a name of its own: lower-case letters, digits, underscores"
         raise SettingsError("Cannot register this model", where="name", got=taken, wanted=wanted)
-    if family not in ("sequence", "advanced"):
-        step = did_you_mean(family, ("sequence", "advanced"))
-        raise SettingsError("Cannot register this model", where="family", got=repr(family), next_step=step)
+    check_known("Cannot register this model", "family", family, ("sequence", "advanced"))
     settings = getattr(network, "Spec", None)
     if not (isinstance(network, type) and isinstance(settings, type)):
         wanted = "a class with a dataclass `Spec`, whose fields have defaults (it may have none)"

@@ -17,9 +17,10 @@ on batch_size x gradient_accumulation_steps rows.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ml_factory.argument_checks import check_values
 from ml_factory.errors import SettingsError
 from ml_factory.storage.json_values import parse_json
 
@@ -32,7 +33,7 @@ NETWORK_NAMES = {
     "gradient_accumulation_steps": "accumulate",
 }
 BLOCK_NAMES = {"num_epochs": "rounds"}
-_PRECISIONS = {"no": "fp32", "fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "auto": "auto"}
+_PRECISIONS = ("no", "fp32", "bf16", "fp16", "auto")
 _WORDS = {"True": True, "False": False, "None": None}
 _BETWEEN = re.compile(r",(?![^\[]*\])")  # a comma that stands in no list
 
@@ -45,10 +46,9 @@ def rename_network_settings(where: str, given: Mapping, batch: int) -> dict:
     Raises SettingsError for an unusable value, or a setting that is given under both names.
     """
     own = _renamed(where, given, NETWORK_NAMES)
-    if "mixed_precision" in given and own["precision"] not in _PRECISIONS:
-        raise _refused(where, "mixed_precision", own["precision"], ", ".join(_PRECISIONS))
     if "mixed_precision" in given:
-        own["precision"] = _PRECISIONS[own["precision"]]
+        check_values(given, mixed_precision=_PRECISIONS)
+        own["precision"] = "fp32" if own["precision"] == "no" else own["precision"]
     if "gradient_checkpointing" in given and not isinstance(own["recompute"], bool):
         raise _refused(where, "gradient_checkpointing", own["recompute"], "True or False")
     if {"batch_size", "gradient_accumulation_steps"} & set(given):
@@ -81,19 +81,26 @@ def parse_named_settings(text: str) -> dict[str, Any]:
 
     Raises SettingsError for a part that is not NAME=VALUE, or a repeated name.
     """
-    found: dict[str, Any] = {}
-    for part in filter(None, (part.strip() for part in _BETWEEN.split(text))):
-        name, sign, value = (piece.strip() for piece in part.partition("="))
-        if not (sign and value and re.fullmatch(r"[A-Za-z_][\w.]*", name)):
+    given = parse_name_value_texts(filter(str.strip, _BETWEEN.split(text)), "SETTINGS", "batch_size=64")
+    return {name: parse_setting_value(value, f"SETTINGS, {name}") for name, value in given.items()}
+
+
+def parse_name_value_texts(texts: Iterable[str], where: str, example: str) -> dict[str, str]:
+    """Parse values by name from texts NAME=VALUE. Raises SettingsError for another text, or a repeated name.
+
+    where, example : what the texts stand in, and one of them, for the message.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        name, sign, value = (piece.strip() for piece in text.partition("="))
+        if not sign or not name:
             raise SettingsError(
-                "A setting is NAME=VALUE", where="SETTINGS", got=repr(part), wanted="such as batch_size=64",
-                next_step="separate several with commas",
+                "A setting is NAME=VALUE", where=where, got=repr(text), wanted=f"such as {example}",
+                next_step="correct it",
             )  # fmt: skip
         if name in found:
-            raise SettingsError(
-                "A setting is given twice", where="SETTINGS", got=name, next_step="leave one of them out"
-            )
-        found[name] = parse_setting_value(value, f"SETTINGS, {name}")
+            raise SettingsError("A setting is given twice", where=where, got=name, next_step="leave one of them out")
+        found[name] = value
     return found
 
 

@@ -62,49 +62,51 @@ class TabularBoosterSpec(TabularSpec):
     """Settings of all boosters.
 
     row_sample, column_sample : share drawn for each tree.
-    min_leaf : rows a leaf holds at least.
     """
 
     SEARCH: ClassVar = TabularSpec.SEARCH | {
         "learning_rate": (0.01, 0.2, "log"), "depth": (2, 6), "row_sample": (0.4, 1.0), "column_sample": (0.2, 1.0),
-        "min_leaf": (5.0, 500.0, "log"),
     }  # fmt: skip
     learning_rate: float = 0.05
     depth: int = 3
     row_sample: float = 0.8
     column_sample: float = 0.8
-    min_leaf: float = 20.0
 
     def __post_init__(self):
         super().__post_init__()
         share = "(0, 1]"
-        check_settings(
-            self, depth="[1, inf)", min_leaf="[0, inf)", learning_rate=share, row_sample=share, column_sample=share
-        )
+        check_settings(self, depth="[1, inf)", learning_rate=share, row_sample=share, column_sample=share)
 
 
-class BlockTrainer:
-    """A model in training, which resumes from what `fitted` gave after its last block. A subclass has
+@dataclass(frozen=True)
+class LeafSizeSpec(TabularBoosterSpec):
+    """Settings of the boosters that bound the rows of a leaf, which CatBoost does not for symmetric trees.
 
-    grow(first, until, seed) : train rounds first..until; returns the training and validation log loss after each.
-    fitted(rounds) : the model of the first `rounds` rounds, in the library's own bytes or in arrays.
+    min_leaf : rows a leaf holds at least.
     """
 
-    def restore(self, fitted: Any) -> None:
-        """Restore what `fitted` gave."""
+    SEARCH: ClassVar = TabularBoosterSpec.SEARCH | {"min_leaf": (5.0, 500.0, "log")}
+    min_leaf: float = 20.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_settings(self, min_leaf="[0, inf)")
 
 
 class TabularModel(ModelBase):
     """Base of the tabular models. A subclass has
 
     library : package whose version its bits depend on.
-    _trainer(spec, train, valid) : a `BlockTrainer`.
+    _trainer(spec, train, valid) : the model in training, with
+        grow(first, until, seed) : train rounds first..until; returns the training and validation log loss after each.
+        fitted(rounds) : the model of the first `rounds` rounds, in the library's own bytes or in arrays.
+        restore(fitted) : go on from what `fitted` gave after the last block.
     _read(fitted) : the predictor of a finished model.
     _margins(x) : class scores (N, 3) of the trees or weights.
     _gain() : gains (F,) of any scale.
     """
 
-    Spec: type[TabularSpec] = TabularBoosterSpec
+    Spec: type[TabularSpec]
     library: str
 
     def __init__(self, **settings: Any):
@@ -112,7 +114,7 @@ class TabularModel(ModelBase):
         self.best_round = 0
         self._bytes: Any = None  # the fitted model as it is stored
         self._predictor: Any = None
-        self._growing: tuple[BlockTrainer, int] | None = None  # while fitting: trainer, rounds
+        self._growing: tuple[Any, int] | None = None  # while fitting: trainer, rounds
 
     def set_settings(self, given):
         (self.settings,) = build_model_settings(given, self.Spec, where=self.name)
@@ -197,7 +199,7 @@ class TabularModel(ModelBase):
         if checkpoints is not None:
             checkpoints.save(progress, metrics=progress["history"][-1], force=True)
 
-    def _grow_block(self, spec: TabularSpec, trainer: BlockTrainer, progress: dict) -> dict:
+    def _grow_block(self, spec: TabularSpec, trainer: Any, progress: dict) -> dict:
         """Train one block and record its losses; returns its metrics."""
         began, first = time.perf_counter(), progress["rounds"]
         block, until = first // spec.block, min(first + spec.block, spec.rounds)
@@ -270,7 +272,7 @@ class BlockListBooster(TabularModel):
         return np.asarray(scores, dtype=np.float64)
 
 
-class BlockListTrainer(BlockTrainer):
+class BlockListTrainer:
     """Training of a `BlockListBooster`.
 
     bins, inputs : of the training and validation rows, what `_train_block` and what `_add` reads.

@@ -2,7 +2,7 @@
 
 import lightgbm as lgb
 
-from ml_factory.models.tabular import BlockListBooster, BlockListTrainer, TabularBoosterSpec
+from ml_factory.models.tabular import BlockListBooster, BlockListTrainer, LeafSizeSpec
 from ml_factory.seeding import derive_seed
 
 _METRIC = "multi_logloss"
@@ -15,6 +15,7 @@ class LightGBM(BlockListBooster):
     shares, and has them in its first trees.
     """
 
+    Spec = LeafSizeSpec
     name = "lightgbm"
     library = "lightgbm"
 
@@ -26,7 +27,7 @@ class LightGBM(BlockListBooster):
         bins = [part.construct() for part in bins]
         return BlockListTrainer(self, spec, bins, [part.x for part in parts], [part.offset for part in parts])
 
-    def _params(self, spec: TabularBoosterSpec) -> dict:
+    def _params(self, spec: LeafSizeSpec) -> dict:
         return {
             "objective": "multiclass",
             "num_class": 3,

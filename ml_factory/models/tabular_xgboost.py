@@ -6,7 +6,7 @@ import numpy as np
 import xgboost as xgb
 
 from ml_factory.models.base import check_settings
-from ml_factory.models.tabular import BlockListBooster, BlockListTrainer, TabularBoosterSpec
+from ml_factory.models.tabular import BlockListBooster, BlockListTrainer, LeafSizeSpec
 
 _METRIC = "mlogloss"
 _BASE = np.float32(0.5)  # a given base score keeps the first block from estimating one that later blocks would not
@@ -14,7 +14,7 @@ _FEW_ROWS = 64
 
 
 @dataclass(frozen=True)
-class _XGBoostSpec(TabularBoosterSpec):
+class _XGBoostSpec(LeafSizeSpec):
     """Settings of XGBoost.
 
     device : cpu or cuda. Equal to the bit after an interruption is promised on the cpu alone; results of a GPU carry

@@ -1,4 +1,4 @@
-"""Trainings of other fields on the same loop: each adds data, a network and a loss, and nothing else."""
+"""Trainings of other fields on the same loop: each adds data, a network, a loss and its results."""
 
 import importlib
 import importlib.metadata

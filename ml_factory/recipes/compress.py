@@ -20,7 +20,7 @@ from ml_factory.argument_checks import check_values
 from ml_factory.errors import FactoryError, SettingsError, refuse_damaged_content
 from ml_factory.evaluation.recipe_plots import draw_compression
 from ml_factory.lazy_module import LazyModule
-from ml_factory.recipes.run import RESULT, open_recipe_run
+from ml_factory.recipes.run import RESULT, Status, open_recipe_run
 from ml_factory.recipes.t5 import (
     T5Data,
     T5Network,
@@ -43,7 +43,6 @@ quantization, transformers = LazyModule("torchao.quantization"), LazyModule("tra
 NAME, FILE, ORIGINAL = "compress", "variant.state", "original"
 INT8 = {"int8_dynamic": "Int8DynamicActivationInt8WeightConfig", "int8_weights": "Int8WeightOnlyConfig"}  # of torchao
 _PRUNING = r"(magnitude|structured)(?::(0?\.0*[1-9]\d*))?"  # and the share that is removed
-DEFAULT = "magnitude:0.5,structured:0.5,int8_dynamic,int8_weights"
 TOLERANCE = 1e-5  # between the reported quality and that of the file
 QUALITY = "accuracy"
 _SMALL = 1024  # numbers of a weight that stays float32
@@ -60,7 +59,6 @@ _COLUMNS = (
     "pareto",
     "note",
 )
-Status = Callable[[str], object]
 
 
 def _parse_method(text: str) -> tuple[str, float]:
@@ -115,8 +113,9 @@ def _open_trained(model: str, device: Device) -> _Trained:
 
 
 def run_compress(
-    workspace: Workspace, model: str, *, methods: str = DEFAULT, recovery_epochs: int = 1, recovery_rate: float = 0.3,
-    rounds: int = 60, device: str = "auto", threads: int = 0, fresh: bool = False, on_status: Status = print,
+    workspace: Workspace, model: str, *, methods: str = "magnitude:0.5,structured:0.5,int8_dynamic,int8_weights",
+    recovery_epochs: int = 1, recovery_rate: float = 0.3, rounds: int = 60, device: str = "auto", threads: int = 0,
+    fresh: bool = False, on_status: Status = print,
 ) -> dict[str, Any]:  # fmt: skip
     """Make every variant, or load those that are finished; measure all of them; return the table.
 
@@ -154,7 +153,8 @@ def run_compress(
     for row, own in zip(rows, costs, strict=True):
         better = (np.less_equal(other, own).all() and other != own for other in costs)
         row |= {"pareto": not any(better), "note": _note(row, rows[0])}
-    folder = workspace.results / NAME / f"table-{fingerprint_json([trained.fingerprint, methods])[:12]}"
+    made_of = settings | {"model": trained.fingerprint}
+    folder = workspace.results / NAME / f"table-{fingerprint_json(made_of)[:12]}"
     facts = {"recipe": NAME, "quality": QUALITY, "rows": rows, "test_rows": len(outcomes[0]), "folder": str(folder),
              "settings": settings}  # fmt: skip
     table = pd.DataFrame(rows)[list(_COLUMNS)]

@@ -31,7 +31,7 @@ def read_labelled_texts(address: str) -> pd.DataFrame:
     address : a file, or gs://bucket/file.
     Raises SettingsError, FileError with the number of the first wrong line.
     """
-    path = fetch_file(address) if "://" in address else check_file_exists(Path(address).expanduser())
+    path = fetch_file(address) if "://" in address else check_file_exists(Path(address).expanduser(), "one TSV file")
     rows = dict[str, list[str]]()
     try:
         header, *lines = files.read(path, 1 << 30).decode("utf-8-sig").split("\n")

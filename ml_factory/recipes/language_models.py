@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from ml_factory.errors import FactoryError, FileError, SettingsError
 from ml_factory.lazy_module import LazyModule
 from ml_factory.progress import progress_phase
-from ml_factory.recipes.run import drawn_from
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.locks import file_lock
 from ml_factory.storage.mirror import fetch_file
+from ml_factory.training.device import drawn_from
 
 transformers, tokenizers = LazyModule("transformers"), LazyModule("tokenizers")
 datasets = LazyModule("datasets")

@@ -18,7 +18,7 @@ from ml_factory.argument_checks import check_values
 from ml_factory.errors import CheckpointError, SettingsError
 from ml_factory.lazy_module import LazyModule
 from ml_factory.recipes.images import ImageBatches, MadeUpSamples, ShardSamples
-from ml_factory.recipes.run import drawn_from, is_writing_process, open_recipe_run, weights_fingerprint
+from ml_factory.recipes.run import is_writing_process, open_recipe_run, weights_fingerprint
 from ml_factory.recipes.shards import find_shards
 from ml_factory.recipes.worker_log import WorkerLog
 from ml_factory.storage.files import files
@@ -27,7 +27,7 @@ from ml_factory.storage.remote import Remote
 from ml_factory.storage.serialization import read_state_file, write_state_file
 from ml_factory.storage.workspace import Workspace
 from ml_factory.training.batches import evaluate_network_outputs
-from ml_factory.training.device import Device, pick_device
+from ml_factory.training.device import Device, drawn_from, pick_device
 from ml_factory.training.distributed import SyncBatchNorm2d
 from ml_factory.training.loop import Validation
 from ml_factory.training.spec import TrainSpec

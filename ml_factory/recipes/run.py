@@ -24,7 +24,6 @@ from ml_factory.runs import (
     newest_run_folder,
     open_run_checkpoints,
 )
-from ml_factory.seeding import derive_seed
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace
@@ -37,6 +36,7 @@ from ml_factory.training.spec import TrainSpec
 from ml_factory.workflows.train_ranks import worker_rank
 
 RESULT = "result.json"
+Status = Callable[[str], object]
 _T5 = ("t5", "labelled_text", "language_models")
 # The modules of this folder that a run of a recipe depends on, in addition to `training` and seeding.py.
 MODULES = {
@@ -93,7 +93,7 @@ class RecipeRun:
 
         In a process that does not write nothing is stored. Returns the result.
         """
-        if self.tracker is None or self.phase is None:
+        if self.tracker is None:
             return result
         if fit is not None:
             inexact = merge_inexact_reasons(fit.nondeterminism, self.checkpoints.machine_differences)
@@ -129,16 +129,15 @@ def agree_on_run(
     digest = fingerprint_json({**identity, "code": code})[:12]
     run = newest_run_folder(workspace.results / name, f"{name}-{digest}", fresh)
     done = files.read_json(run.folder / RESULT) if run.ended else None
-    agreed = processes.broadcast({"run_id": run.run_id, "done": done}) or {}
-    run_id = agreed.get("run_id", run.run_id)
-    return RunFolder(run_id, run.folder.parent / run_id), agreed.get("done", done)
+    agreed = processes.broadcast({"run_id": run.run_id, "done": done})
+    return RunFolder(agreed["run_id"], run.folder.parent / agreed["run_id"]), agreed["done"]
 
 
 @contextmanager
 def open_recipe_run(
     workspace: Workspace, name: str, identity: Mapping[str, Any], settings: Mapping[str, Any], device: Device, *,
     fresh: bool = False, libraries: Sequence[str] = (), mirror: str = "auto", project: str = "",
-    say: Callable[[str], object] = print,
+    say: Status = print,
 ) -> Iterator[RecipeRun]:  # fmt: skip
     """Find the run of this identity, or begin one; lock it and record its settings and machine; push it in the end.
 
@@ -209,11 +208,3 @@ def root_of_output(output_dir: str) -> str:
     if inside.startswith(".."):
         raise SettingsError("This folder leads out of the bucket", where="output_dir", got=output_dir, wanted=root)
     return root.rstrip("/") if inside == "." else f"{root.rstrip('/')}/{inside}"
-
-
-@contextmanager
-def drawn_from(seed: int, name: str) -> Iterator[None]:
-    """Inside the block random numbers come from the seed and a name; afterwards the caller's go on."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(derive_seed(seed, Path(name).name, "init"))
-        yield

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ml_factory.errors import SettingsError, did_you_mean
+from ml_factory.errors import check_known
 
 KINDS = ("surrogate", "kl", "standard")
 THRESHOLD = 0.02  # least probability of a surrogate's token that takes part
@@ -37,9 +37,7 @@ def surrogate_loss(
         probabilities scaled to a sum of 1 over the tokens that take part; "standard": no term.
     threshold : tokens of a lower probability are left out; a position without any token has a term of 0.
     """
-    if kind not in KINDS:
-        raise SettingsError("Unknown loss", where="loss_type", got=repr(kind), wanted=", ".join(KINDS),
-                            next_step=did_you_mean(kind, KINDS))  # fmt: skip
+    check_known("Unknown loss", "loss_type", kind, KINDS)
     total, count = _surrogate_loss_sums(
         logits_BTV, labels_BT, ids_BTK, logprobs_BTK, weight, kind, threshold=threshold
     )  # fmt: skip
@@ -97,7 +95,8 @@ class SurrogateLoss:
 
     kind, threshold : as of `surrogate_loss`.
     initial, final : weights of the surrogate's term at the first and the last step.
-    top_tokens : function that computes the surrogate's tokens in the step; None where the batch holds them.
+    top_tokens : function that computes the surrogate's tokens in the step; None where the batch holds them, or `kind`
+        is "standard".
     """
 
     def __init__(
@@ -114,9 +113,7 @@ class SurrogateLoss:
     def __call__(self, network: nn.Module, batch: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
         tokens_BT, *top, weight_B, numbers = batch
         labels_BT = _labels(tokens_BT, weight_B)
-        if self.kind == "standard":
-            return _surrogate_loss_sums(network(tokens_BT.long()), labels_BT, None, None, 0.0, "standard")
-        ids_BTK, logprobs_BTK = top or self.top_tokens(tokens_BT)
+        ids_BTK, logprobs_BTK = top or ((None, None) if self.top_tokens is None else self.top_tokens(tokens_BT))
         logits_BTV = network(tokens_BT.long())
         return _surrogate_loss_sums(
             logits_BTV, labels_BT, ids_BTK, logprobs_BTK, numbers[0], self.kind, threshold=self.threshold

@@ -5,7 +5,7 @@ N rows, T tokens of a row.
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ml_factory.argument_checks import read_yaml
-from ml_factory.errors import SettingsError, did_you_mean
+from ml_factory.errors import SettingsError, check_known
 from ml_factory.models.base import check_settings
 from ml_factory.process_identity import wants_bfloat16
 from ml_factory.recipes.language_models import (
@@ -27,6 +27,7 @@ from ml_factory.recipes.language_models import (
     write_pretrained,
 )
 from ml_factory.recipes.run import (
+    Status,
     is_writing_process,
     open_recipe_run,
     root_of_output,
@@ -46,8 +47,6 @@ NAME = "sdce"
 NGRAM_TOKENS = 4_000_000  # training tokens that the n-gram model counts, at most
 DEVICES = {"auto": "auto", "cpu": "cpu", "cuda": "cuda", "tpu": "xla"}
 PRECISIONS = {"auto": "auto", "no": "fp32", "fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
-
-Status = Callable[[str], object]
 
 
 def _at(place: str, default: Any, *, machine: bool = False) -> Any:
@@ -173,9 +172,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     given = {f"{section}.{key}": value for section, values in table.items() for key, value in (values or {}).items()}
     known = {item.metadata["place"]: item for item in fields(SdceSettings)}
     for place in given:
-        if place not in known:
-            raise SettingsError("There is no such setting", where=path, got=repr(place), wanted=wanted,
-                                next_step=did_you_mean(place, known))  # fmt: skip
+        check_known("There is no such setting", path, place, known)
     return {known[place].name: _number(value, known[place].type) for place, value in given.items()}
 
 
@@ -362,8 +359,8 @@ def _share_with_token(top_tokens: SurrogateTopTokens, rows: np.ndarray, threshol
     return share
 
 
-def ngram_losses(train_NT: np.ndarray, held_out_NT: np.ndarray, vocabulary: int, most: int = 6) -> list[float]:
-    """Return the mean nats of tokens 1 .. T - 1 of held-out rows, as networks are scored, by 1-grams to `most`-grams.
+def ngram_losses(train_NT: np.ndarray, held_out_NT: np.ndarray, vocabulary: int) -> list[float]:
+    """Return the mean nats of tokens 1 .. T - 1 of held-out rows, as networks are scored, by 1-grams to 6-grams.
 
     The cheapest baseline, interpolated with Witten-Bell weights: P(w | h) = (count(h w) + kinds(h) P(w | h')) /
     (count(h) + kinds(h)), where kinds(h) is the number of different tokens seen after h, h' is h without its oldest
@@ -372,7 +369,7 @@ def ngram_losses(train_NT: np.ndarray, held_out_NT: np.ndarray, vocabulary: int,
     tokens_NT = np.concatenate([train_NT, held_out_NT]).astype(np.int64) + 1  # 0 stands before the row
     contexts_NT, chance = np.zeros_like(tokens_NT), np.full(held_out_NT.shape, 1.0 / vocabulary)
     rows, losses = len(train_NT), list[float]()
-    for _ in range(most):
+    for _ in range(6):
         _, grams = np.unique(contexts_NT * (vocabulary + 1) + tokens_NT, return_inverse=True)
         _, first = np.unique(grams[:rows], return_index=True)
         seen, context = np.bincount(grams[:rows].ravel(), minlength=grams.max() + 1), contexts_NT[:rows].ravel()

@@ -3,7 +3,7 @@
 B rows of a batch, T tokens of a text, C labels, L tokens of a label, V tokens of the vocabulary.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,12 @@ from ml_factory.recipes.labelled_text import (
     unseen_rows,
 )
 from ml_factory.recipes.language_models import BUILTIN, hub_errors, write_pretrained
-from ml_factory.recipes.run import drawn_from, is_writing_process, open_recipe_run
+from ml_factory.recipes.run import Status, is_writing_process, open_recipe_run
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace
 from ml_factory.training.batches import BatchLoader, evaluate_mean_loss, evaluate_network_outputs
-from ml_factory.training.device import Device, pick_device
+from ml_factory.training.device import Device, drawn_from, pick_device
 from ml_factory.training.loop import Validation
 from ml_factory.training.spec import TrainSpec
 
@@ -54,7 +54,6 @@ SIZES: dict[str, dict[str, int]] = {
     "t5-base": {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12, **_PUBLISHED},
     "t5-large": {"d_model": 1024, "d_ff": 4096, "num_layers": 24, "num_heads": 16, **_PUBLISHED},
 }
-Status = Callable[[str], object]
 
 
 # ---------------------------------------------------------------------- the network
@@ -101,20 +100,19 @@ def label_loss(network: nn.Module, batch: tuple) -> tuple[Tensor, Tensor]:
     return (nats_B * weight_B).sum(), weight_B.sum()
 
 
-def t5_config(name: str, vocabulary: int = 0) -> Any:
+def t5_config(name: str, vocabulary: int) -> Any:
     """Return the configuration of a T5: builtin:tiny or small, t5-small to t5-large, a folder or a name at the hub.
 
     vocabulary : number of tokens of a network that begins from scratch.
     """
     known = SIZES.get(name.removeprefix("google-t5/"))
     if known is not None:
-        sizes = {**known, **({"vocab_size": vocabulary} if vocabulary else {})}
-        return transformers.T5Config(**sizes, decoder_start_token_id=PAD)
+        return transformers.T5Config(**known | {"vocab_size": vocabulary}, decoder_start_token_id=PAD)
     with hub_errors("The model", name):
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
     if config.model_type != "t5":
         raise SettingsError("This is no T5", where="model", got=f"{name}, a {config.model_type}", wanted="a T5")
-    config.vocab_size = vocabulary or config.vocab_size
+    config.vocab_size = vocabulary
     return config
 
 
@@ -226,13 +224,14 @@ def _read_parts(
     seed: int, *, data: str, made_up: int, validation_share: float, test_share: float, **apart: str
 ) -> dict[str, pd.DataFrame]:
     """Return train, validation and test. apart : the file of each, "" for none."""
-    if made_up or (data and not any(apart.values())):
+    sources = {"data": data, **apart, "fake_data": made_up}
+    given = {f"--{name}" for name, value in sources.items() if value}
+    if given in ({"--data"}, {"--fake_data"}):
         rows = made_up_texts(made_up, seed) if made_up else read_labelled_texts(data)
         return split_by_blocks(rows, validation_share, test_share)
-    if data or not all(apart.values()):
-        found = ", ".join(f"--{name}" for name, value in apart.items() if value)
+    if given != {f"--{name}" for name in PARTS}:
         raise SettingsError(
-            "Which texts?", where="--data", got=found or "none",
+            "Which texts?", where="--data", got=", ".join(sorted(given)) or "none",
             wanted="--data FILE.tsv, or --train, --validation and --test; columns Id, Text, Label",
             next_step="give the files, or try it with --fake_data",
         )  # fmt: skip

@@ -8,11 +8,10 @@ import logging
 import os
 import re
 import socket
-import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,7 +39,7 @@ from ml_factory.errors import (
 from ml_factory.inference.guard import KINDS, GuardSettings
 from ml_factory.interrupt import Interrupted
 from ml_factory.redaction import redact_values
-from ml_factory.serving.feed import STATE_NAME, Feed, ServedBundle, to_table
+from ml_factory.serving.feed import STATE_NAME, Feed, ServedBundle, open_state_folder, to_table
 from ml_factory.serving.schemas import (
     FEED_NAME,
     FeedBars,
@@ -51,8 +50,7 @@ from ml_factory.serving.schemas import (
     PredictRequest,
     Problem,
 )
-from ml_factory.storage.files import files, mount_of
-from ml_factory.storage.locks import acquire_lock_file, release_lock_file
+from ml_factory.storage.files import files
 
 _COMMAND = re.compile(r"(?<![\w-])--?[a-z]|python -m |pip install")
 _CORRECT = "correct the bars, and send them again; /info lists what the bundle reads"
@@ -354,24 +352,6 @@ def run_server(
         announce({"url": f"http://{shown}:{listener.getsockname()[1]}", "bundles": runs})
         with suppress(Interrupted, KeyboardInterrupt):  # raised by uvicorn after it has ended by a signal
             uvicorn.Server(config).run([listener])
-
-
-@contextmanager
-def open_state_folder(state: Path | None) -> Iterator[Path]:
-    """Yield the folder of the feeds' state, which no other process writes to. Raises CheckpointError, SettingsError."""
-    if state is None:
-        with tempfile.TemporaryDirectory() as folder:
-            yield Path(folder)
-        return
-    if mount_of(state):
-        raise SettingsError("The state of feeds is written for every bar, and wants a local disk", where="--state",
-                            got=state, next_step="give a folder of a local disk")  # fmt: skip
-    lock = state / "serve.lock"
-    acquire_lock_file(lock, "this folder of feeds")
-    try:
-        yield state
-    finally:
-        release_lock_file(lock)
 
 
 def is_loopback(host: str) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ml_factory.errors import BarsError, CheckpointError, refuse_damaged_content
+from ml_factory.errors import BarsError, CheckpointError, SettingsError, refuse_damaged_content
 from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.inference.bundle import Bundle, check_bars_on_tick, example_bars
 from ml_factory.inference.guard import (
@@ -21,8 +22,9 @@ from ml_factory.inference.guard import (
     GuardedStream,
     GuardSettings,
 )
-from ml_factory.storage.files import files
+from ml_factory.storage.files import files, mount_of
 from ml_factory.storage.json_values import parse_json, to_json_value
+from ml_factory.storage.locks import acquire_lock_file, release_lock_file
 from ml_factory.storage.serialization import read_state_file, write_state_file
 
 _FACTS = ("symbol", "model", "run_id", "horizon", "lookback", "warmup_bars", "classes", "feature_names", "certified",
@@ -206,7 +208,6 @@ class Feed:
 
     def save(self) -> None:
         """Write the state, whole or not at all."""
-        assert self._stream is not None
         state = {
             "format": FORMAT, "bundle": self._served.id, "stream": self._stream.get_state(),
             "bar_minutes": self._served.bundle.spec.market.bar_minutes, "bars": self._kept,
@@ -255,7 +256,6 @@ class Feed:
     def _opened(self) -> GuardedStream:
         if self._stream is None:
             self._read()
-        assert self._stream is not None
         return self._stream
 
     def _read(self) -> None:
@@ -290,6 +290,24 @@ class Feed:
         self._stream = stream
         if replayed:
             self.save()
+
+
+@contextmanager
+def open_state_folder(state: Path | None) -> Iterator[Path]:
+    """Yield the folder of the feeds' state, which no other process writes to. Raises CheckpointError, SettingsError."""
+    if state is None:
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
+        return
+    if mount_of(state):
+        raise SettingsError("The state of feeds is written for every bar, and wants a local disk", where="--state",
+                            got=state, next_step="give a folder of a local disk")  # fmt: skip
+    lock = state / "serve.lock"
+    acquire_lock_file(lock, "this folder of feeds")
+    try:
+        yield state
+    finally:
+        release_lock_file(lock)
 
 
 def _to_columns(bars: pd.DataFrame) -> dict[str, np.ndarray]:

@@ -12,7 +12,7 @@ import pandas as pd
 from ml_factory.data.bar_files import read_bars_table
 from ml_factory.errors import FactoryError, SettingsError, WorkspaceError
 from ml_factory.inference.bundle import check_bars_on_tick
-from ml_factory.serving.feed import Feed, ServedBundle, check_symbol_column, kept_bars
+from ml_factory.serving.feed import Feed, ServedBundle, kept_bars
 from ml_factory.storage.workspace import parse_raw_bars_name
 
 TORN_SECONDS = 10.0  # a file that cannot be read for so long is not being written, it is damaged
@@ -106,15 +106,13 @@ class FollowedFile:
 
     def _answers(self, table: pd.DataFrame) -> Iterator[dict[str, Any]]:
         """Yield the answers of the rows that are later than those before, part by part."""
-        if self.position is None:
-            check_symbol_column(table, self._served.symbol, self._path)
-            spec = self._served.bundle.spec
-            table = table.iloc[-kept_bars(self._served.bundle) :]
-            share = self._served.bundle.description["off_tick"]
-            check_bars_on_tick(spec.check_bars(table, where=self._path)[0], spec.market, share)
-            self._feed.push(self._feed.check(table, self._path), None)
-            return
         bars = self._feed.check(table, self._path)
+        if self.position is None:
+            bundle, first = self._served.bundle, -kept_bars(self._served.bundle)
+            checked, _ = bundle.spec.check_bars(table.iloc[first:], where=self._path)
+            check_bars_on_tick(checked, bundle.spec.market, bundle.description["off_tick"])
+            self._feed.push(bars.iloc[first:], None)
+            return
         bars = bars[bars.index >= self.position]
         now = pd.Timestamp.now(tz="UTC") if self._live else None
         for begin in range(0, len(bars), BARS_AT_ONCE):

@@ -25,6 +25,7 @@ _FETCHES = 5  # of a file that changes meanwhile
 _HEAD = 1 << 20  # bytes that a pull brings of a file that verifies itself, such as a checkpoint: its header
 _KEPT = ".kept"  # suffix of a local file in whose place the remote's came, and of a torn checkpoint
 _GONE = ".gone"  # suffix of a checkpoint that the user removed on the remote
+_UNFINISHED = ".mirror-unfinished"  # name of a file that stands while a first pull has not ended
 LOOK_AGAIN_SECONDS = 60.0  # between the two looks that must agree before
 _ANNOUNCED = 50_000_000  # bytes of a transfer that gets a line
 _log = logging.getLogger("ml_factory")
@@ -42,8 +43,7 @@ class Mirror:
     address : gs://bucket/prefix, or a folder on a mount.
     folder : the local mirror; by default below the user's cache folder, the same for the same address.
 
-    Raises SettingsError for a malformed address, WorkspaceError where the remote does not answer or gcsfs is not
-    installed.
+    Raises SettingsError for a malformed address, MissingPackageError for a bucket without gcsfs.
     """
 
     def __init__(self, address: str, folder: str | os.PathLike | None = None):
@@ -87,8 +87,8 @@ class Mirror:
         return self._background.wait(seconds) and not self._behind
 
     def has_synchronized(self) -> bool:
-        """Return True when a pass over this mirror has ended before."""
-        return bool(self._ledger())
+        """Return True when this mirror holds what a pull that ended has brought."""
+        return bool(self._ledger()) and not (self.folder / _UNFINISHED).exists()
 
     def pull(self, *places: str) -> list[str]:
         """Download files that are new or changed on the remote, and return their names; delete local files that were
@@ -112,15 +112,20 @@ class Mirror:
                     wanted.append((name, facts, known is None))
             whole = [facts["size"] for name, facts, _ in wanted if not self._is_head_enough(name, facts)]
             self._announce("Downloading from", sum(whole))
-            for name, facts, is_first in wanted:
-                try:
-                    version = self._fetch(name, facts, is_first=is_first, head=self._is_head_enough(name, facts))
-                except CheckpointError as error:  # torn there since: this machine's is uploaded again
-                    _log.warning("The workspace's copy is not used, this machine's stays: %s", error)
-                    ledger[name] = {"version": facts["version"], "local": None}
-                else:
-                    ledger[name] = {"version": version, "local": _stamp(self.folder / name)}
-                pulled.append(name)
+            if not ledger:
+                (self.folder / _UNFINISHED).touch()
+            try:
+                for name, facts, is_first in wanted:
+                    try:
+                        version = self._fetch(name, facts, is_first=is_first, head=self._is_head_enough(name, facts))
+                    except CheckpointError as error:  # torn there since: this machine's is uploaded again
+                        _log.warning("The workspace's copy is not used, this machine's stays: %s", error)
+                        ledger[name] = {"version": facts["version"], "local": None}
+                    else:
+                        ledger[name] = {"version": version, "local": _stamp(self.folder / name)}
+                    pulled.append(name)
+            finally:  # what was compared is not moved again after a refusal or Ctrl-C
+                self._merge_ledger(ledger, pulled)
             seen = (*places, _CHECKPOINTS) if places else ()
             gone = [name for name in ledger if name.startswith(folder) and _in_pass(name, seen) and name not in listed]
             unused = [name for name in gone if not self._is_in_use(name)]
@@ -130,7 +135,8 @@ class Mirror:
                     if name.startswith(_CHECKPOINTS) and path.exists():  # until the next session
                         os.replace(path, path.with_name(path.name + _GONE))
                     path.unlink(missing_ok=True)
-            self._merge_ledger(ledger, pulled, gone)
+            self._merge_ledger(ledger, (), gone)
+            (self.folder / _UNFINISHED).unlink(missing_ok=True)
             return pulled
 
     def _is_head_enough(self, name: str, facts: dict) -> bool:
@@ -195,25 +201,26 @@ class Mirror:
             pushed, removed = [], []
             if not places:  # a verb waits for it
                 self._announce("Uploading to", sum(stamp[0] for stamp in map(local.get, changed) if stamp is not None))
-            for name in sorted(changed, key=lambda name: _data_first((name, None))):
-                try:
-                    _verifiers.get(Path(name).suffix, bool)(self.folder / name)
-                    ledger[name] = {"version": self.remote.put(name, self.folder / name), "local": local[name]}
-                except CheckpointError as error:
-                    self._set_aside(name, f"This machine's copy is not uploaded: {error} It")
-                    continue
-                except WorkspaceError:
-                    if _stamp(self.folder / name) == local[name]:
-                        raise
-                    continue  # a slot overwritten during its upload: the next pass uploads it
-                pushed.append(name)
-            noted = self._noted_removals() if not places else set()  # what replaces it may be elsewhere, not up yet
-            for name in [name for name in ledger if _in_pass(name, places) and name not in local]:
-                if (name, ledger[name]["version"]) not in noted:
-                    continue
-                self.remote.remove(name)
-                removed.append(name)
-            self._merge_ledger(ledger, pushed, removed)
+            try:
+                for name in sorted(changed, key=lambda name: _data_first((name, None))):
+                    try:
+                        _verifiers.get(Path(name).suffix, bool)(self.folder / name)
+                        ledger[name] = {"version": self.remote.put(name, self.folder / name), "local": local[name]}
+                    except CheckpointError as error:
+                        self._set_aside(name, f"This machine's copy is not uploaded: {error} It")
+                        continue
+                    except WorkspaceError:
+                        if _stamp(self.folder / name) == local[name]:
+                            raise
+                        continue  # a slot overwritten during its upload: the next pass uploads it
+                    pushed.append(name)
+                noted = self._noted_removals() if not places else set()  # what replaces it may be elsewhere, not up yet
+                for name in [name for name in ledger if _in_pass(name, places) and name not in local]:
+                    if (name, ledger[name]["version"]) in noted:
+                        self.remote.remove(name)
+                        removed.append(name)
+            finally:  # as in `pull`: each of these was read back
+                self._merge_ledger(ledger, pushed, removed)
             return pushed
 
     # ------------------------------------------------------------------ one file

@@ -1,8 +1,8 @@
 """Where a mirrored workspace is kept: a mounted folder (Drive, NFS) or a prefix of a bucket, behind the same methods.
 
-Each copy is compared: what arrived is read back from a mount, and by size and MD5 from a bucket. A child process alone
-touches the remote: it sends a sign of life with each piece of a file, and where it is silent for too long, it is killed
-and abandoned, since nothing gets a process out of a mount that hangs.
+Each copy is compared: an upload to a mount is read back, a download from there has the listed size; in a bucket both
+have size and MD5. A child process alone touches the remote: it sends a sign of life with each piece of a file, and
+where it is silent for too long, it is killed and abandoned, since nothing gets a process out of a mount that hangs.
 """
 
 import base64
@@ -51,7 +51,7 @@ _OVERWRITTEN = (".ckpt", ".jsonl")
 
 class Remote:
     """The methods of `MountedFolder` or `Bucket`, run in child processes: an idle one, or a new one where each is at
-    work. They raise WorkspaceError where the remote refuses, UnresponsiveMountError where a mount does not answer.
+    work. They raise WorkspaceError where the remote refuses, UnresponsiveMountError where it does not answer.
 
     Parameters
     ----------
@@ -371,11 +371,15 @@ class Bucket:
 
     @contextmanager
     def _errors(self, name: str) -> Iterator[None]:
-        """Turn any exception of the client library (HTTP, tokens, event loops) into one WorkspaceError."""
+        """Turn any exception of the client library (HTTP, tokens, event loops) into one WorkspaceError, of the network
+        into an UnresponsiveMountError.
+        """
         try:
             yield
         except Exception as error:
-            raise WorkspaceError(
+            retry = import_module_or_explain("gcsfs.retry")
+            is_away = retry.is_retriable(error) or isinstance(error, retry.google.auth.exceptions.TransportError)
+            raise (UnresponsiveMountError if is_away else WorkspaceError)(
                 "The bucket refused or did not answer", where=f"{self._address}/{name}".rstrip("/"),
                 got=f"{type(error).__name__}: {error}"[:300],
                 next_step="check its name, your sign-in (auth.authenticate_user() on Colab) and your right to write",

@@ -232,6 +232,8 @@ def push_workspace_on_exit(verb: Verb) -> Verb:
     @functools.wraps(verb)
     def run(workspace: "str | os.PathLike | Workspace | None", *args: Any, **settings: Any) -> Any:
         workspace = Workspace(workspace)
+        if workspace.in_verb:  # the verb around it uploads at its end
+            return verb(workspace, *args, **settings)
         workspace.in_verb = True
         try:
             return verb(workspace, *args, **settings)

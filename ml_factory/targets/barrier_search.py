@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 import numpy as np
 import pandas as pd
 
-from ml_factory.argument_checks import check_field_types
+from ml_factory.argument_checks import LABEL_KINDS, check_field_types
 from ml_factory.data.resample import ResampledBars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import SettingsError, refuse_damaged_content
@@ -47,6 +47,12 @@ class BarrierSearchSpec:
         for name in ("k", "neutral", "sigma_spans"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON brings lists
         check_field_types(self)
+        if self.labels.kind != LABEL_KINDS[0]:
+            raise SettingsError(
+                "Only barriers are searched for", where="BarrierSearchSpec.labels",
+                got=f"labels of kind {self.labels.kind}", wanted=LABEL_KINDS[0],
+                next_step=f"prepare with {LABEL_KINDS[0]} labels first, or leave the search out",
+            )  # fmt: skip
         low, high = self.neutral if len(self.neutral) == 2 else (math.nan, math.nan)
         if not self.grid() or not 0 <= low < high <= 1 or not 0 < self.lean <= 1:  # each point checks itself
             raise SettingsError(
@@ -151,8 +157,7 @@ def search_barriers_on_training_rows(
     by = np.append(others - 1, rows[-1])[np.searchsorted(others, rows)]
     until = int(by.max())
     moment = [pd.Timestamp(int(t), tz="UTC").isoformat() for t in (rows[0], rows[-1], until)]
-    seen = fingerprint_searched_bars(base, minute_bars, market, until)
-    seen = BarrierSearchRows(*moment, len(rows), seen)
+    seen = BarrierSearchRows(*moment, len(rows), fingerprint_searched_bars(base, minute_bars, market, until))
     base, grid, points, sides = _up_to(base, until), spec.grid(), [], label_classes(spec.labels.kind)
     minute_bars = None if minute_bars is None else _up_to(minute_bars, until)
     for labels in grid:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.data import sessions
-from ml_factory.data.resample import ResampledBars, segments_between_rolls
+from ml_factory.data.resample import ResampledBars, known_at_index, segments_between_rolls
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.targets.barrier_kernels import BARRIERS, SESSION, SLACK, barrier_exit_kernel
 
@@ -106,8 +106,7 @@ def build_label_table(
         columns = {name: values[proven] for name, values in columns.items()}
     columns["label_end"] = pd.DatetimeIndex(columns["label_end"].view("M8[ns]"), tz="UTC")
     columns["barrier"] = pd.Categorical.from_codes(columns["barrier"], categories=list(BARRIERS))
-    known_at = base.known_at[columns["entry_bar"]].view("M8[ns]")
-    return pd.DataFrame(columns, index=pd.DatetimeIndex(known_at, tz="UTC", name="known_at"), copy=False)
+    return pd.DataFrame(columns, index=known_at_index(base.known_at[columns["entry_bar"]]), copy=False)
 
 
 def average_uniqueness(start_pos: np.ndarray, end_pos: np.ndarray, n: int) -> np.ndarray:

@@ -14,7 +14,7 @@ import pandas as pd
 from ml_factory.argument_checks import LABEL_KINDS, check_settings
 from ml_factory.data.resample import ResampledBars
 from ml_factory.data.sessions import DAY_NS, MarketSpec, scheduled_session_days
-from ml_factory.errors import FactoryError, wrong_field_error
+from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.targets.barrier_kernels import barrier_prices_kernel
 from ml_factory.targets.label_table import (
     SESSION_ENDS,
@@ -63,11 +63,12 @@ class LabelSpec:
             k_up="[1e-6, inf)", k_down="[1e-6, inf)", cost_ticks="[0, inf)", primary_least="[0, inf)",
         )  # fmt: skip
         if self.kind == "meta" and not self.primary:
-            wanted, step = "a column of the base bars", "give primary= (prepare --primary), such as macd_12_26"
-            raise wrong_field_error(self, "primary", "A bet has no side", wanted=wanted, next_step=step)
+            raise SettingsError("A bet has no side", where="primary", got="''", wanted="a column of the base bars",
+                                next_step="give primary= (prepare --primary), such as macd_12_26")  # fmt: skip
         if self.kind != "meta" and (self.primary or self.against or self.primary_least):
             step = "set kind to meta (prepare --target meta), or leave the primary side out"
-            raise wrong_field_error(self, "kind", "Only meta-labels have a primary side", wanted="meta", next_step=step)
+            raise SettingsError("Only meta-labels have a primary side", where="kind", got=repr(self.kind),
+                                wanted="meta", next_step=step)  # fmt: skip
 
 
 def label_classes(kind: str) -> dict[str, int]:

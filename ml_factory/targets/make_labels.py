@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numba import njit
 
-from ml_factory.data.resample import ResampledBars, apply_roll_adjustment
+from ml_factory.data.resample import ResampledBars, apply_roll_adjustment, known_at_index
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.features.build import FeatureRows, FeatureSpec, find_column_family
 from ml_factory.features.engine import compute_family_columns
@@ -199,5 +199,4 @@ def primary_side_of_rows(rows: FeatureRows, spec: LabelSpec) -> pd.Series:
 def _sides(values: np.ndarray, known_at: np.ndarray, spec: LabelSpec) -> pd.Series:
     bet = np.isfinite(values) & (np.abs(values) >= spec.primary_least)
     side = np.where(bet, np.sign(values), 0.0).astype(np.int8)
-    index = pd.DatetimeIndex(known_at.view("M8[ns]"), tz="UTC", name="known_at")
-    return pd.Series(-side if spec.against else side, index=index, name="side")
+    return pd.Series(-side if spec.against else side, index=known_at_index(known_at), name="side")

@@ -17,6 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
@@ -27,6 +28,7 @@ from ml_factory.targets.label_table import usable_label_rows
 
 MOST_FOLDS = 1_000  # of a combinatorial cross-validation: each is a training
 Fold = tuple[np.ndarray, np.ndarray]
+Folds = TypeVar("Folds", bound=Sequence[Fold])
 
 
 @dataclass(frozen=True)
@@ -106,12 +108,9 @@ def purged_kfold(labels: pd.DataFrame, folds: int, embargo: int) -> list[Fold]:
     _check_split_count(embargo, "embargo", 0, 10**9, "use the length of the model's input window")
     known_at, label_end = _label_start_and_end(labels)
     rows, pairs = np.arange(len(labels)), []
-    for number, test in enumerate(np.array_split(rows, folds)):
-        train = purge_training_rows(known_at, label_end, np.delete(rows, test), test, embargo)
-        if not len(train):
-            raise _no_training_row_error(number, len(labels), f"{folds} folds, embargo of {embargo} rows")
-        pairs.append((train, test))
-    return pairs
+    for test in np.array_split(rows, folds):
+        pairs.append((purge_training_rows(known_at, label_end, np.delete(rows, test), test, embargo), test))
+    return _with_training_rows(pairs, len(labels), f"{folds} folds, embargo of {embargo} rows")
 
 
 def walk_forward_expanding(labels: pd.DataFrame, folds: int) -> list[Fold]:
@@ -130,12 +129,10 @@ def walk_forward_expanding(labels: pd.DataFrame, folds: int) -> list[Fold]:
     _check_split_count(folds, "folds", 1, max(len(labels) - 1, 1), "use folds=5")
     known_at, label_end = _label_start_and_end(labels)
     pairs = []
-    for number, test in enumerate(np.array_split(np.arange(len(labels)), folds + 1)[1:]):
+    for test in np.array_split(np.arange(len(labels)), folds + 1)[1:]:
         train = purge_training_rows(known_at, label_end, np.arange(test[0]), test, 0) if len(test) else test
-        if not len(train):
-            raise _no_training_row_error(number, len(labels), f"{folds} folds that walk forward")
         pairs.append((train, test))
-    return pairs
+    return _with_training_rows(pairs, len(labels), f"{folds} folds that walk forward")
 
 
 def walk_forward_rolling(labels: pd.DataFrame, folds: int, window: int | None = None) -> list[Fold]:
@@ -230,12 +227,7 @@ def combinatorial_purged_folds(labels: pd.DataFrame, blocks: int, test_blocks: i
         left_out.append(np.setdiff1d(outside, kept, assume_unique=True))
     edges = np.cumsum([0, *map(len, parts)])
     folds = CombinatorialFolds(edges, np.array(list(combinations(range(blocks), test_blocks))), tuple(left_out))
-    for number in range(len(folds)):
-        if not len(folds[number][0]):
-            raise _no_training_row_error(
-                number, len(labels), f"{test_blocks} of {blocks} blocks, embargo of {embargo} rows"
-            )
-    return folds
+    return _with_training_rows(folds, len(labels), f"{test_blocks} of {blocks} blocks, embargo of {embargo} rows")
 
 
 # ---- the rule --------------------------------------------------------------------------------------------------------
@@ -273,12 +265,15 @@ def _check_split_count(value: object, where: str, least: int, most: int, next_st
         )
 
 
-def _no_training_row_error(fold: int, rows: int, how: str) -> SettingsError:
-    """Return the error for a fold whose training rows are all purged."""
-    return SettingsError(
-        f"Fold {fold} keeps no training row",
-        where=f"{rows} labelled rows",
-        got=how,
-        wanted="a block that leaves training rows",
-        next_step="use fewer folds, a smaller embargo or more bars",
-    )
+def _with_training_rows(folds: Folds, rows: int, how: str) -> Folds:
+    """Return the folds; raise SettingsError for one whose training rows are all purged."""
+    for number, (train, _) in enumerate(folds):
+        if not len(train):
+            raise SettingsError(
+                f"Fold {number} keeps no training row",
+                where=f"{rows} labelled rows",
+                got=how,
+                wanted="a block that leaves training rows",
+                next_step="use fewer folds, a smaller embargo or more bars",
+            )
+    return folds

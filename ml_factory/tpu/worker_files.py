@@ -164,7 +164,7 @@ def pack_code(settings: SliceSettings) -> bytes:
 def find_config(settings: SliceSettings) -> Path | None:
     """Return the file that is packed as config.yaml: CONFIG, else for the default COMMAND the one of the guide."""
     if settings["CONFIG"]:
-        return check_file_exists(Path(settings["CONFIG"]).expanduser())
+        return check_file_exists(Path(settings["CONFIG"]).expanduser(), "the file that COMMAND reads")
     guides = Path(settings["CODE_DIR"]).expanduser() / GUIDES_CONFIG
     return guides if settings["COMMAND"] == VARIABLES["COMMAND"][0] and guides.is_file() else None
 

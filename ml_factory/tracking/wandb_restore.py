@@ -3,11 +3,13 @@
 Downloads are verified like untrusted input: an artifact by its content's hash, checkpoints file by file.
 """
 
+import subprocess
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from ml_factory.errors import FactoryError, SettingsError, WorkspaceError
+from ml_factory.errors import SettingsError, WorkspaceError
 from ml_factory.lazy_module import check_packages_installed
 from ml_factory.redaction import redact_secrets
 from ml_factory.storage.artifact_registry import ArtifactRegistry
@@ -17,7 +19,6 @@ from ml_factory.tracking.wandb_process import (
     FINISH_SECONDS,
     INIT_SECONDS,
     WandbMirrorProcess,
-    disable_wandb,
     kill_wandb_process,
     start_wandb_process,
     wandb_mirror_mode,
@@ -48,7 +49,8 @@ def restore_from_wandb(
         spec |= {"answer_seconds": ANSWER_SECONDS, "fetch_seconds": FETCH_SECONDS}
         process = start_wandb_process("fetch", spec, Path(place), "online")
         try:
-            process.wait(ANSWER_SECONDS + FETCH_SECONDS + 60)  # its own deadlines are shorter
+            with suppress(subprocess.TimeoutExpired):  # no answer, then
+                process.wait(ANSWER_SECONDS + FETCH_SECONDS + 60)  # its own deadlines are shorter
         finally:
             kill_wandb_process(process)
         answer = files.read_json_or_none(answered) or {"error": "no answer in time"}
@@ -60,21 +62,6 @@ def restore_from_wandb(
         elif kind:
             registry.import_artifact(folder)
         return kind
-
-
-def try_restore_from_wandb(
-    run_id: str, registry: ArtifactRegistry, kinds: Sequence[str], snapshot: RunSnapshot | None = None
-) -> str:
-    """Restore as `restore_from_wandb`. A service that does not answer costs its deadline once per process, and one
-    warning.
-    """
-    try:
-        return restore_from_wandb(run_id, registry, kinds, snapshot)
-    except FactoryError as error:
-        disable_wandb(
-            f"Nothing is restored from W&B, and this process does not query it again; runs are logged locally: {error}"
-        )
-        return ""
 
 
 def replay_log_to_wandb(folder: Path, mirror: str = "auto") -> dict:

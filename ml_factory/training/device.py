@@ -1,4 +1,4 @@
-"""Compute devices: CPU, CUDA or XLA (a TPU, or XLA's CPU client). No other file depends on the kind.
+"""Compute devices: CPU, CUDA or XLA (a TPU, or XLA's CPU client), behind one interface.
 
 torch_xla ends with 2.9; a successor for TPUs is one more class with the same interface.
 """
@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from ml_factory.errors import SettingsError
 from ml_factory.models.base import processor_name
 from ml_factory.numba_cache import private_folder
+from ml_factory.seeding import derive_seed
 from ml_factory.training.distributed import ProcessGroup, join_process_group
 from ml_factory.training.spec import TrainSpec
 
@@ -303,6 +304,14 @@ def deterministic_device(device: Device) -> Iterator[None]:
         torch.set_rng_state(states)
         for index, state in enumerate(cuda_states):
             torch.cuda.set_rng_state(state, index)
+
+
+@contextmanager
+def drawn_from(seed: int, name: str) -> Iterator[None]:
+    """Draw the random numbers of the block from the seed and a name; restore the caller's random state."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(derive_seed(seed, Path(name).name, "init"))
+        yield
 
 
 def _has_xla() -> bool:

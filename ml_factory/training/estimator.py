@@ -18,27 +18,17 @@ from ml_factory.errors import FactoryError
 from ml_factory.models.base import ModelBase, build_model_settings
 from ml_factory.models.rows import CLASSES, TrainingRows
 from ml_factory.models.session_clock import PROGRESS_BINS, SessionClockOffset, session_end_cells
-from ml_factory.seeding import derive_seed
 from ml_factory.training.batches import (
     BatchLoader,
     evaluate_mean_loss,
     evaluate_network_outputs,
     weighted_cross_entropy,
 )
-from ml_factory.training.device import Device, deterministic_device, pick_device, pick_prediction_device
+from ml_factory.training.device import Device, deterministic_device, drawn_from, pick_device, pick_prediction_device
 from ml_factory.training.loop import OutOfMemoryError, Validation, run_training_loop
 from ml_factory.training.spec import NetworkSpec
 
 _log = logging.getLogger("ml_factory.training")
-
-
-def init_network_from_seed(
-    name: str, network: type[nn.Module], features: int, lookback: int, classes: int, spec: Any, seed: int
-):
-    """Build a network whose weights depend on the seed alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(derive_seed(seed, name, "init"))
-        return network(features, lookback, classes, spec)
 
 
 def zero_output_head(network: nn.Module, outputs: int) -> None:
@@ -103,9 +93,8 @@ class NeuralClassifier(ModelBase):
     def _build(self) -> None:
         """Build an untrained network from the seed; with a clock offset its initial logits are 0."""
         spec = self.settings
-        self.network = init_network_from_seed(
-            self.name, self.kind, self.n_features, spec.lookback, len(CLASSES), self.network_spec, spec.seed
-        )
+        with drawn_from(spec.seed, self.name):
+            self.network = self.kind(self.n_features, spec.lookback, len(CLASSES), self.network_spec)
         if spec.offset_column >= 0:
             zero_output_head(self.network, len(CLASSES))
 

@@ -1,4 +1,4 @@
-"""fit(): the one training loop. Network, batches and loss are arguments; it imports none of them.
+"""The one training loop. Network, batches and loss are arguments; it imports none of them.
 
 Everything a step uses is a function of (seed, step): the rows of its batch, the learning rate and the random numbers
 drawn on the device. The state of a run is the step, the weights, the optimizer's moments, the running sums of the epoch

@@ -121,7 +121,7 @@ class EarlyStoppingState:
 class TrainingState:
     """One network in training.
 
-    forward : network as a step calls it (compiled, or averaging gradients over processes).
+    forward : network as a step calls it (averaging gradients over processes where there are several).
     micro : rows of a process in one forward pass.
     totals : [sum of w * loss, sum of w] of the epoch so far, on the device.
     sampler : class of the order of the rows.

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from ml_factory.argument_checks import check_horizons
 from ml_factory.data.io import load_bars, write_bars
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.evaluation.baselines import BASELINES
@@ -49,7 +50,6 @@ from ml_factory.workflows.prepared_dataset import (
     SPLITS,
     PreparedDataset,
     fit_dataset_preprocessing,
-    load_certified_dataset,
     load_dataset,
 )
 from ml_factory.workflows.prove import audit_prepared_files, find_certificates, prove_store, stored_data_settings
@@ -72,8 +72,8 @@ READS = ("train", "validation")  # validation rows stop a training and set its t
 
 @push_workspace_on_exit
 def audit(
-    workspace: Workspace | str | Path, symbol: str, horizons: Sequence[int] | None = None, *, cuts: int | None = None,
-    fresh: bool = False, models: Sequence[str] | None = None, tamper: Tamper | None = None,
+    workspace: Workspace | str | Path, symbol: str, horizons: int | Sequence[int] | None = None, *,
+    cuts: int | None = None, fresh: bool = False, models: Sequence[str] | None = None, tamper: Tamper | None = None,
 ) -> Result:  # fmt: skip
     """Prove that nothing prepared or learnt looks ahead, and write the certificates that training requires.
 
@@ -91,7 +91,7 @@ def audit(
     started, workspace, symbol = time.perf_counter(), Workspace(workspace), check_symbol(symbol)
     models = [find_model_spec(name).name for name in models or MODELS]
     store = DatasetStore.current(workspace.processed(symbol))
-    horizons = tuple(horizons or store.horizons)
+    horizons = check_horizons(store.horizons if horizons is None else horizons)
     data = load_dataset(workspace, symbol, horizons[0])  # refuses bars or code that changed since they were prepared
     bars, _ = load_bars(workspace, symbol, stored_data_settings(store).bars)
     spec = ProofSpec(cuts=FULL_CUTS if cuts is None else cuts)
@@ -100,20 +100,18 @@ def audit(
     if not (tamper and found.leaks):
         audit_sample_runs(data, bars, found, models)
         for horizon in horizons:
-            prepared = load_certified_dataset(workspace, symbol, horizon, uncertified=True)
-            audit_finished_models(workspace, prepared, found)
-    proof, certificates = None, {}
+            audit_finished_models(workspace, load_dataset(workspace, symbol, horizon), found)
+    certificates, reused = {}, False
     if not (tamper and found.leaks):  # one named leak is enough: the cuts are skipped
         # An explicit number of cuts is always run.
         again = fresh or spec.form == "quick" or tamper is not None or found.leaks
         certificates = {} if again else find_certificates(store, horizons, spec.form)
-        if not certificates:
-            proof, certificates = prove_store(store, bars, horizons, found, spec)
-    leaks = proof.leaks if proof else found.leaks
-    shown = certificates.get(horizons[0])
+        reused = bool(certificates)
+        certificates = certificates or prove_store(store, bars, horizons, found, spec)
+    leaks, shown = found.leaks, certificates.get(horizons[0])
     cuts_made = [(pd.Timestamp(moment), why) for moment, why in shown.cuts] if shown else []
     paths = [certificate_path(store.folder.parent, store.fingerprint, horizon) for horizon in horizons]
-    form, reused = "tampered with: no certificate" if tamper else shown.describe(), proof is None and tamper is None
+    form = "tampered with: no certificate" if tamper else shown.describe()
     compared, sentences = dict(shown.compared) if shown else found.compared, [leak.sentence() for leak in leaks]
     seconds, verdict = time.perf_counter() - started, f"{len(leaks)} leaks" if leaks else "nothing looks ahead"
     how = "proved before" if reused else f"{sum(compared.values()):,} rows compared"

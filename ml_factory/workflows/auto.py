@@ -34,7 +34,7 @@ from ml_factory.errors import (
 )
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import describe_differences, merge_inexact_reasons
-from ml_factory.models.registry import check_registered_model_settings, registered_model_settings, search_space
+from ml_factory.models.registry import search_space
 from ml_factory.own_modules import import_own_modules
 from ml_factory.progress import progress_phase
 from ml_factory.result import Result
@@ -57,6 +57,7 @@ from ml_factory.workflows.cross_validate import check_barriers_unsearched, fold_
 from ml_factory.workflows.distribute import begin_task, ended_tasks, joined_cluster
 from ml_factory.workflows.folds import FoldModel, FoldSchemeSpec
 from ml_factory.workflows.prepared_dataset import PreparedDataset, load_dataset
+from ml_factory.workflows.stack import settings_per_model
 from ml_factory.workflows.train import load_data_of_run, train_or_load
 from ml_factory.workflows.train_ranks import check_single_rank
 
@@ -112,16 +113,12 @@ def auto(
             "A search ends after a number of trials, or after hours", where="trials, hours", got=limits or "neither",
             wanted="one of them, above 0", next_step="give --trials 40, or --hours 2",
         )  # fmt: skip
-    for name in (model_settings or {}) if models else ("",):
-        if name not in models:
-            raise SettingsError(
-                "Settings of a model that is not searched" if name else "There is no model to search",
-                where="model_settings" if name else "models", got=repr(name or models),
-                next_step=did_you_mean(name, models or AUTO_MODELS),
-            )  # fmt: skip
+    if not models:
+        raise SettingsError("There is no model to search", where="models", got=repr(models),
+                            next_step=did_you_mean("", AUTO_MODELS))  # fmt: skip
     chosen = RunOptions.of(options, unused=("source", "run"))
     import_own_modules(own_modules)
-    given = {name: check_registered_model_settings(name, (model_settings or {}).get(name)) for name in models}
+    given = settings_per_model(models, {name: {} for name in models} | dict(model_settings or {}))
     data = load_data_of_run(workspace, symbol, horizon, chosen)
     check_barriers_unsearched(data)
     study = _Study(workspace, data, given, FoldSchemeSpec(folds=folds), chosen)
@@ -148,7 +145,7 @@ def auto(
             training = train_or_load(
                 workspace, symbol, horizon, best["model"], (), best["settings"], None, replace(chosen, fresh=False)
             )
-            trained = training and training.reported(began)
+            trained = training.reported(began)
         ending = [f"  {command}", *(trained.summary().splitlines() if trained else ())]
     because = [name for name, one in (("hours", hours), ("ray", ray)) if one is not None] + study.inexact()
     seconds = time.perf_counter() - started
@@ -191,7 +188,7 @@ class _Study:
         options: RunOptions,
     ):  # fmt: skip
         self.data, self.scheme, self.options = data, scheme, options
-        self.given = {name: registered_model_settings(name, own) for name, own in given.items()}
+        self.given = given
         self.spaces: dict[str, dict] = {}  # model -> "model.setting" -> (range, default)
         for model, own in self.given.items():
             found = search_space(model).items()

@@ -12,7 +12,8 @@ from ml_factory.data.bar_files import read_bars_table
 from ml_factory.data.resample import ResampledBars, resample_bars, segments_between_rolls
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.backtest.contracts import ContractSpec, contract_spec
-from ml_factory.evaluation.backtest.simulation import Backtest, CostSpec, TradingRule, run, session_gains
+from ml_factory.evaluation.backtest.simulation import Backtest, CostSpec, TradingRule, session_gains
+from ml_factory.evaluation.backtest.simulation import run as run_backtest
 from ml_factory.evaluation.findings import cost_finding, finding_lines, sort_findings
 from ml_factory.evaluation.luck import (
     deflated_sharpe,
@@ -45,15 +46,15 @@ SHOWN = [
 def backtest(
     workspace: Workspace | str | Path, symbol: str, horizon: int, model: str, *, split: str = "test",
     contract: ContractSpec | None = None, costs: CostSpec | None = None, rule: TradingRule | None = None,
-    run_id: str = "",
+    run: str = "",
 ) -> Result:  # fmt: skip
     """Trade the stored predictions of a finished model on the base bars, and simple strategies on the same rows.
 
     split : "test", or "validation", whose figures flatter since the model was chosen on it.
     contract : money facts; default: those of the symbol, with the tick of the prepared market, whose calendar holds.
-    rule : default: `TradingRule` with the labels' horizon and the least edge that earned most on validation rows; one
-        that is given counts as a trial of the test rows.
-    run_id : the model's run; "" for the newest.
+    rule : default: `TradingRule`; without a horizon it has the labels', without a least edge that which earned most on
+        validation rows. One that is given counts as a trial of the test rows.
+    run : run id of the model; "" for the newest.
     Writes the trades (CSV) and the facts (JSON) into the run's folder: trades_path, path.
     Raises SettingsError for training rows and for meta-labels, NotPreparedError.
 
@@ -63,11 +64,11 @@ def backtest(
         clock, and `random`, the mean over random shifts in time of the model's own forecasts: its sides, its turnover,
         no skill.
     least_edges : of the model on validation rows, a row per least edge: trades, net, break_even_ticks, cost_ticks, and
-        chosen, where the rule was not given.
+        chosen, where the rule has none.
     luck : of the model's sessions: `trials`, as of `count_trials`; `probabilistic_sharpe`, the probability that the
         true Sharpe ratio is above 0; `deflated_sharpe`, the same after so many trials without skill; `sessions_needed`
         for 95 %, `min_track_record`. NaN where sessions are too few for it; `lacking` says what they lack.
-    costs, rule, by_hand : what was traded; by_hand where the rule was given, not chosen on validation rows.
+    costs, rule, by_hand : what was traded; by_hand where the rule was given.
     first, last, quick : period of the rows; True for the model of a QUICK run.
     frame, history : trades of the model and its equity, as of `Backtest`.
     curves : equity at the end of each session of the model, always_long, clock and shifted (the mean of the shifts,
@@ -80,7 +81,7 @@ def backtest(
     data = load_dataset(workspace, symbol, horizon)
     if data.kind == "meta":
         raise SettingsError("A bet of meta-labels has no side of its own", where="backtest", wanted="other labels")
-    artifact = find_artifact_to_predict(workspace, check_symbol(symbol), horizon, model, run_id)
+    artifact = find_artifact_to_predict(workspace, check_symbol(symbol), horizon, model, run)
     stored = load_predictions(workspace, symbol, horizon, model, artifact.facts["run_id"])
     known = stored[stored["split"] == split]
     market = data.settings["market"]
@@ -91,11 +92,12 @@ def backtest(
     base = _base_bars(workspace, data)
     forecasts = _with_barriers(data, stored)
     edges = _trade_least_edges(base, forecasts[forecasts["split"] == "validation"], spec, costs, rule)
-    if not by_hand:
+    chosen = rule.least_edge is None
+    if chosen:
         rule = replace(rule, least_edge=float(edges.loc[edges["chosen"], "least_edge"].iloc[0]))
     bars = _bars_of_rows(base, known.index, horizon)
     tested = {
-        name: run(bars, table, spec, costs=costs, rule=rule)
+        name: run_backtest(bars, table, spec, costs=costs, rule=rule)
         for name, table in ({model: known} | _baseline_sides(data, known.index)).items()
         for table in [_with_barriers(data, table)]
     }
@@ -113,7 +115,7 @@ def backtest(
     luck = _luck_of_sessions(traded, count_trials(workspace, symbol), lacking)
     curves, strategies = _session_curves(model, tested, shifted), pd.DataFrame(rows)
     reported = {
-        "net_sentence": _net_sentence(own), "rule_sentence": _rule_sentence(own, rule, costs, by_hand),
+        "net_sentence": _net_sentence(own), "rule_sentence": _rule_sentence(own, rule, costs, chosen),
         "luck_sentence": luck_sentence(own, luck, lacking),
         "findings": sort_findings([cost_finding(own["net"], own["break_even_ticks"], own["cost_ticks"])]),
     }  # fmt: skip
@@ -148,9 +150,9 @@ def _net_sentence(own: pd.Series) -> str:
     )
 
 
-def _rule_sentence(own: pd.Series, rule: TradingRule, costs: CostSpec, by_hand: bool) -> str:
+def _rule_sentence(own: pd.Series, rule: TradingRule, costs: CostSpec, chosen: bool) -> str:
     """Return the least edge and the costs, and how they were chosen, in a sentence."""
-    how = "a rule chosen by hand" if by_hand else "chosen on validation rows"
+    how = "chosen on validation rows" if chosen else "a rule chosen by hand"
     fill = costs.ticks_of_fill
     return (
         f"Trades open where |p_long - p_short| is {rule.least_edge:g} or more ({how}); each fill pays "
@@ -181,7 +183,7 @@ def _trade_least_edges(
     bars = _bars_of_rows(base, known.index, rule.horizon)
     shown, rows = ["trades", "net", "break_even_ticks", "cost_ticks"], []
     for edge in LEAST_EDGES:
-        found = run(bars, known, spec, costs=costs, rule=replace(rule, least_edge=edge)).metrics
+        found = run_backtest(bars, known, spec, costs=costs, rule=replace(rule, least_edge=edge)).metrics
         rows.append({"least_edge": edge} | {name: found[name] for name in shown})
     table = pd.DataFrame(rows)
     net = table["net"].where(table["trades"] >= FEWEST_TRADES)
@@ -261,5 +263,5 @@ def _run_shifted(
     found, rng, names = [], np.random.default_rng(0), ["p_short", "p_long"]
     for shift in rng.integers(1, max(len(known), 2), SHIFTS):
         shifted = known.assign(**{name: np.roll(known[name].to_numpy(), shift) for name in names})
-        found.append(run(bars, shifted, spec, costs=costs, rule=rule))
+        found.append(run_backtest(bars, shifted, spec, costs=costs, rule=rule))
     return found

@@ -10,7 +10,13 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.resample import ResampledBars, resample_bars, resample_minute_bars_for_labels, to_bar_chunk
+from ml_factory.data.resample import (
+    ResampledBars,
+    known_at_index,
+    resample_bars,
+    resample_minute_bars_for_labels,
+    to_bar_chunk,
+)
 from ml_factory.data.sessions import (
     DAY_NS,
     INFER_SESSIONS,
@@ -202,8 +208,7 @@ class DataUnderProof:
                 done(stop - at)
                 at = stop
         own = len(stream.names) - len(spec.custom)
-        known_at = np.concatenate([one.known_at for one in given])
-        index = pd.DatetimeIndex(known_at.view("M8[ns]"), tz="UTC", name="known_at")
+        index = known_at_index(np.concatenate([one.known_at for one in given]))
         values = np.concatenate([one.values[:, :own] for one in given])
         return pd.DataFrame(values, index=index, columns=stream.names[:own], copy=False)
 
@@ -241,5 +246,4 @@ def _known(rows: pd.DataFrame) -> Table:
 def _frame(columns: Mapping[str, object]) -> pd.DataFrame:
     """Return the arrays of a frame of bars as a table."""
     arrays = {name: values for name, values in columns.items() if isinstance(values, np.ndarray)}
-    index = pd.DatetimeIndex(arrays["known_at"].view("M8[ns]"), tz="UTC", name="known_at")
-    return pd.DataFrame(arrays, index=index, copy=False)
+    return pd.DataFrame(arrays, index=known_at_index(arrays["known_at"]), copy=False)

@@ -36,7 +36,7 @@ from ml_factory.workflows.folds import (
 )
 from ml_factory.workflows.predictions import write_predictions
 from ml_factory.workflows.prepared_dataset import PreparedDataset, quick_row_limit, resolve_dataset_settings
-from ml_factory.workflows.train import load_data_of_run
+from ml_factory.workflows.train import load_data_of_run, settings_limited_by_quick
 from ml_factory.workflows.train_ranks import check_single_rank
 
 plots = LazyModule("ml_factory.evaluation.plots")  # matplotlib comes with the extra train
@@ -99,13 +99,14 @@ def cross_validate(
             gain, gain_se = fold_score_mean_gain(table, model)
             if tracker is not None:
                 tracker.finish({"gain_mean": gain, "gain_se": gain_se})
-        paths, paths_path = path_score_table(data, plan, scored), None
+        paths, paths_path, path_lines = path_score_table(data, plan, scored), None, []
         write_predictions(run.folder / "folds.parquet", table)
         if paths is not None:
             paths_path = run.folder / "paths.parquet"
             write_predictions(paths_path, paths)
+            of = paths.loc[paths["name"] == model, "log_loss_gain"]
+            path_lines = [f"  {len(of)} paths: from {of.min():+.4f} to {of.max():+.4f}, {(of > 0).mean():.0%} above 0"]
         run.end()
-    limits = {name: value for name, value in fitted_with.items() if name in ("epochs", "rounds")}
     calibrations = {
         "temperature": [one.temperature for one in outcome.calibrations],
         "bias_neutral": [one.bias[1] for one in outcome.calibrations],
@@ -114,7 +115,7 @@ def cross_validate(
     verdict = verdict_of_fold_scores(data, table, model, labels_of_scored_folds(data, scored))
     blocks = table[table["name"] == model].groupby("block")["log_loss_gain"].mean()
     findings = sort_findings([concentration_finding("fold", blocks)])
-    limited = plan.quick_limits | limits if chosen.quick else {}
+    limited = plan.quick_limits | settings_limited_by_quick(model, fitted_with) if chosen.quick else {}
     reused = ended and outcome.resumed == len(plan.folds)  # a fold whose file was damaged is fitted again
     state = {
         "run_id": run.run_id, "found": found, "reused": reused,
@@ -129,7 +130,7 @@ def cross_validate(
         f"{model} on {symbol}, horizon {horizon}, {len(plan.folds)} folds ({cut.name}){resumed}: log loss below the "
         f"prior's by {gain:+.4f} (standard error over blocks {gain_se:.4f}; not calibrated {uncalibrated:+.4f}), "
         f"{seconds:.1f} s",
-        *([] if paths is None else [_path_line(paths, model)]),
+        *path_lines,
         *([f"  forecast nothing, their training rows are of one class: fold {untaught}"] if untaught else []),
         *limits_lines(limited, outcome.inexact), f"  folds {run.folder / 'folds.parquet'}", *verdict_lines(verdict),
         *finding_lines(findings),
@@ -142,11 +143,6 @@ def cross_validate(
         untaught=outcome.unfitted_folds, path=run.folder / "folds.parquet", paths_path=paths_path, verdict=verdict,
         seconds=seconds,
     )  # fmt: skip
-
-
-def _path_line(paths: pd.DataFrame, model: str) -> str:
-    gains = paths.loc[paths["name"] == model, "log_loss_gain"]
-    return f"  {len(gains)} paths: from {gains.min():+.4f} to {gains.max():+.4f}, {(gains > 0).mean():.0%} above 0"
 
 
 def plan_model_folds(data: PreparedDataset, model: FoldModel, scheme: FoldSchemeSpec, quick: bool) -> FoldPlan:

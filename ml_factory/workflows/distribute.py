@@ -23,7 +23,7 @@ import pandas as pd
 
 from ml_factory.argument_checks import DEFAULT_HORIZONS, check_horizon, check_seed, read_yaml
 from ml_factory.datasets.store import DatasetStore
-from ml_factory.errors import FactoryError, NotPreparedError, SettingsError, WorkspaceError, did_you_mean
+from ml_factory.errors import FactoryError, NotPreparedError, SettingsError, WorkspaceError, check_known
 from ml_factory.lazy_module import LazyModule, check_packages_installed
 from ml_factory.models.base import check_settings
 from ml_factory.models.registry import check_registered_model_settings
@@ -39,7 +39,7 @@ from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace, check_symbol
 from ml_factory.workflows.cross_validate import cross_validate
 from ml_factory.workflows.folds import FoldSchemeSpec
-from ml_factory.workflows.leaderboard import fit_seconds, leaderboard
+from ml_factory.workflows.leaderboard import leaderboard, training_seconds
 from ml_factory.workflows.plan import WorkOnData
 from ml_factory.workflows.prepare import prepare, settings_after_previous
 from ml_factory.workflows.prepared_dataset import PreparedDataset, load_dataset
@@ -93,9 +93,7 @@ class SweepSpec:
         }
         object.__setattr__(self, "models", models)
         for verb in _texts("make", self.make):
-            if verb not in VERBS:
-                raise SettingsError("No verb of a sweep", where="make", got=repr(verb), wanted=", ".join(VERBS),
-                                    next_step=did_you_mean(str(verb), VERBS))  # fmt: skip
+            check_known("No verb of a sweep", "make", verb, VERBS)
         for check, values in ((check_symbol, self.symbols), (check_horizon, self.horizons), (check_seed, self.seeds)):
             for value in values:
                 check(value)
@@ -384,7 +382,7 @@ def _forecast(workspace: Workspace, spec: SweepSpec, units: Mapping[str, _Unit])
     taken: dict[str, list[float]] = {}
     for artifact in [one for symbol in spec.symbols for one in ArtifactRegistry(workspace.models).list(symbol)]:
         if artifact.kind == "model" and artifact.facts["run"]["quick"] == spec.quick:
-            taken.setdefault(artifact.facts["model"], []).append(fit_seconds(artifact) / 60)
+            taken.setdefault(artifact.facts["model"], []).append(training_seconds(artifact) / 60)
     rows: dict[str, dict] = {}
     load = lru_cache(maxsize=1)(partial(load_dataset, workspace))  # units of one symbol and horizon follow each other
     for name, unit in units.items():

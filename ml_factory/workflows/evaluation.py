@@ -258,12 +258,11 @@ def prepared_dataset_metrics(
 
     `effective_rows` is reduced by the overlap of the rows' labels.
     """
-    clear = data.unambiguous_mask[rows].astype(float)
-    effective = effective_sample_size(data.labels.iloc[rows], clear)
-    times = data.labels.index[rows]
+    rows, clear = rows[data.unambiguous_mask[rows]], data.unambiguous_mask[rows]
     return compute_forecast_metrics(
-        forecasts, data.y[rows], clear, best=best, horizon=data.horizon, effective_rows=effective, times=times
-    )
+        {name: p_N3[clear] for name, p_N3 in forecasts.items()}, data.y[rows], best=best, horizon=data.horizon,
+        effective_rows=effective_sample_size(data.labels.iloc[rows]), times=data.labels.index[rows],
+    )  # fmt: skip
 
 
 def dataset_calibration_by_class(

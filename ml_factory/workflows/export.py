@@ -12,12 +12,12 @@ from ml_factory.argument_checks import check_horizon
 from ml_factory.code_fingerprint import source_hash
 from ml_factory.data.io import load_bars
 from ml_factory.datasets.store import open_current_store
-from ml_factory.errors import BarsError, FactoryError, NotPreparedError, SettingsError
+from ml_factory.errors import BarsError, FactoryError, NotPreparedError, SettingsError, check_known
 from ml_factory.inference.bundle import Bundle, custom_feature_modules, make_example
 from ml_factory.inference.guard_reference import GuardReference, fit_guard_reference
 from ml_factory.inference.predict import FittedModels, PredictionSpec, TrainedModel
 from ml_factory.lazy_module import LazyModule
-from ml_factory.leakage.certificate import certificate_path, read_certificate
+from ml_factory.leakage.certificate import Certificate, certificate_path, read_certificate
 from ml_factory.models.base import installed_library_versions
 from ml_factory.models.registry import find_model_spec, registered_source_hash
 from ml_factory.result import Result
@@ -34,7 +34,7 @@ from ml_factory.workflows.prepared_dataset import PreparedDataset, load_dataset
 FORMATS = ("bundle", "onnx", "pth")
 PTH, _ENDINGS = "model_tpu.pth", {"bundle": "bundle", "card": "md"}
 onnx_export = LazyModule("ml_factory.inference.onnx")  # onnx comes with an extra
-state_dict = LazyModule("ml_factory.training.estimator")  # torch comes with the networks only
+estimator_module = LazyModule("ml_factory.training.estimator")  # torch comes with the networks only
 _log = logging.getLogger("ml_factory")
 _FACTS = ("symbol", "horizon", "model", "run_id", "data", "split_times", "limited", "inexact")
 _METRICS = (
@@ -75,20 +75,26 @@ def export(
     no_onnx = ""
     if {"bundle", "onnx"} & set(formats):
         data = load_dataset(workspace, symbol, horizon)
-        given = workspace, data, artifact, files_of["bundle"]
+        certificate = _checked_certificate(workspace, data, artifact)
+        fitted, graphs = predictions.load_fitted_models(workspace, artifact), dict[str, bytes]()
         try:
-            bundle = _build_bundle(*given, with_onnx="onnx" in formats)
+            if "onnx" in formats:
+                graphs = {name: _checked_graph(data, name, one) for name, one in fitted.models.items()}
         except FactoryError as error:
             if not optional:
                 raise
-            bundle, no_onnx = _build_bundle(*given, with_onnx=False), str(error)
+            no_onnx = str(error)
         if "bundle" in formats:
+            about = _describe(workspace, data, artifact, fitted, certificate) | {"file": files_of["bundle"]}
+            bundle = _build_bundle(workspace, data, artifact, fitted, graphs, about)
             content |= {"bundle": bundle.to_bytes(), "card": bundle.card.encode()}
-        for base, graph in bundle.graphs.items():
+        for base, graph in graphs.items():
             kind, file = ("onnx", name) if base == model else (f"onnx {base}", f"{name}-{base}")
             content[kind], files_of[kind] = graph, f"{file}.onnx"
     if "pth" in formats:
-        content["pth"] = state_dict.export_state_dict_bytes(TrainedModel.from_state(artifact.load_state()).estimator)
+        content["pth"] = estimator_module.export_state_dict_bytes(
+            TrainedModel.from_state(artifact.load_state()).estimator
+        )
     paths = {kind: _path(workspace, artifact, files_of[kind], out) for kind in content}
     python = [line for kind, path in paths.items() for line in _python_lines(kind, path, artifact)]
     for kind, path in paths.items():
@@ -113,8 +119,7 @@ def _path(workspace: Workspace, artifact: Artifact, file: str, out: str | Path |
 def _check_formats(formats: Sequence[str], model: str) -> None:
     """Raise SettingsError for a format that is unknown, or that this kind of model does not have."""
     for name in formats:
-        if name not in FORMATS:
-            raise SettingsError("Unknown export format", where="formats", got=name, wanted=", ".join(FORMATS))
+        check_known("Unknown export format", "formats", name, FORMATS)
     if "pth" in formats and (model == predictions.STACK or not find_model_spec(model).windowed):
         raise SettingsError(
             "Only a network has a state dict", where="model", got=model, wanted="a network",
@@ -136,7 +141,7 @@ def _python_lines(kind: str, path: Path, artifact: Artifact) -> list[str]:
         fitted = TrainedModel.from_state(artifact.load_state()).estimator
         return [
             "import torch  # pth: input: scaled windows (the scaler is in the model's artifact); output: logits",
-            state_dict.state_dict_module_source(fitted),
+            estimator_module.state_dict_module_source(fitted),
             f"module.load_state_dict(torch.load({str(path)!r}, map_location='cpu', weights_only=True)); module.eval()",
         ]
     return []
@@ -145,16 +150,11 @@ def _python_lines(kind: str, path: Path, artifact: Artifact) -> list[str]:
 # ---- the bundle ----------------------------------------------------------------------------------------------------
 
 
-def _build_bundle(
-    workspace: Workspace, data: PreparedDataset, artifact: Artifact, file: str, *, with_onnx: bool
-) -> Bundle:
-    """Return the bundle of a registered model or stack.
+def _checked_certificate(workspace: Workspace, data: PreparedDataset, artifact: Artifact) -> Certificate | None:
+    """Return the certificate of the data that a registered model or stack was trained on; None without one.
 
-    data : the prepared data it was trained on.
-    file : name of the file it will be written to, for the card.
-    with_onnx : also the ONNX graph of each model, which has passed the comparison on rows of the prepared data.
-    Raises NotPreparedError where the prepared data is not that of the model, or other code made it; SettingsError and
-    FactoryError for a model whose graph cannot be built, or fails the comparison.
+    Raises NotPreparedError where the prepared data is not that of the model, or other code made it; FactoryError where
+    the certificate reports a look-ahead.
     """
     if (data.fingerprint, source_hash(DATA_PACKAGES)) != (
         artifact.facts["data"],
@@ -165,11 +165,23 @@ def _build_bundle(
             got=f"data {data.fingerprint[:12]}", wanted=f"data {artifact.facts['data'][:12]} and the code of then",
             next_step=f"python -m ml_factory prepare --symbol {data.symbol}, and train it again",
         )  # fmt: skip
-    fitted = predictions.load_fitted_models(workspace, artifact)
+    certificate = read_certificate(certificate_path(workspace.processed(data.symbol), data.fingerprint, data.horizon))
+    if certificate and not certificate.passed:
+        raise FactoryError(
+            "The certificate of this data reports a look-ahead", where=artifact.path, got=certificate.describe(),
+            next_step="correct it, audit and train again",
+        )  # fmt: skip
+    return certificate
+
+
+def _build_bundle(
+    workspace: Workspace, data: PreparedDataset, artifact: Artifact, fitted: FittedModels, graphs: dict[str, bytes],
+    description: dict,
+) -> Bundle:  # fmt: skip
+    """Return the bundle of a registered model or stack with these graphs."""
     models = {name: serialize_state(model.to_state()) for name, model in fitted.models.items()}
     hashes = {name: sha256(one).hexdigest() for name, one in models.items()}
-    description = to_json_value(_describe(workspace, data, artifact, fitted) | {"file": file, "models": hashes})
-    graphs = {name: _checked_graph(data, name, model) for name, model in fitted.models.items()} if with_onnx else {}
+    description = to_json_value(description | {"models": hashes})
     reference = _guard_reference(workspace, data, artifact)
     if reference:
         description["off_tick"] = reference.limits["off_tick"]
@@ -202,16 +214,13 @@ def _guard_reference(workspace: Workspace, data: PreparedDataset, artifact: Arti
         return None
 
 
-def _describe(workspace: Workspace, data: PreparedDataset, artifact: Artifact, fitted: FittedModels) -> dict:
+def _describe(
+    workspace: Workspace, data: PreparedDataset, artifact: Artifact, fitted: FittedModels,
+    certificate: Certificate | None,
+) -> dict:  # fmt: skip
     spec = PredictionSpec.from_stored(data.settings)
     evaluation = evaluate_artifacts(workspace, data, {artifact.facts["model"]: artifact})
     store = open_current_store(workspace, data.symbol)
-    certificate = read_certificate(certificate_path(workspace.processed(data.symbol), data.fingerprint, data.horizon))
-    if certificate and not certificate.passed:
-        raise FactoryError(
-            "The certificate of this data reports a look-ahead", where=artifact.path, got=certificate.describe(),
-            next_step="correct it, audit and train again",
-        )  # fmt: skip
     report, metrics = store.facts["bars"], evaluation.metrics
     off_tick = sum(found["count"] for found in report["findings"] if found["kind"] == "off_tick")
     stack = fitted.stack and {name: fitted.stack[name] for name in ("stack", "calibration", "spec")}

@@ -13,7 +13,7 @@ import pandas as pd
 from ml_factory.argument_checks import SCHEMES
 from ml_factory.errors import CheckpointError, FactoryError, FileError, check_known
 from ml_factory.evaluation.calibration import Calibration, condition_on_classes
-from ml_factory.models.base import ModelBase, describe_differences, merge_inexact_reasons
+from ml_factory.models.base import describe_differences, merge_inexact_reasons
 from ml_factory.models.registry import build_model
 from ml_factory.runs import FitCheckpoints, Run
 from ml_factory.seeding import derive_seed
@@ -195,11 +195,6 @@ class FoldModel:
     name: str
     settings: Mapping
 
-    def build(self, data: PreparedDataset, fold: int) -> ModelBase:
-        """Build an untrained model for this fold."""
-        seed = derive_seed(self.seed, self.name, "fold", fold)
-        return build_model(self.name, seed=seed, **resolve_dataset_settings(data, self.settings))
-
 
 @dataclass(frozen=True)
 class FoldForecasts:
@@ -301,7 +296,8 @@ def fit_fold(
     fit, held_out = (plan.rows[part] for part in plan.fit_and_held_out(number))
     if len(np.unique(data.y[dataset_rows_with_weight(data, fit)[0]])) < 2:
         return p, Calibration(), ()
-    estimator, seen = model.build(data, number), {}
+    seed = derive_seed(model.seed, model.name, "fold", number)
+    estimator, seen = build_model(model.name, seed=seed, **resolve_dataset_settings(data, model.settings)), {}
     fitted = fit_on_rows(
         data, estimator, fit, held_out, lambda rows: fit_dataset_preprocessing(data, rows),
         observe=None if observe is None else seen.update, checkpoints=checkpoints,

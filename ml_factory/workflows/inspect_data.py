@@ -10,7 +10,7 @@ import pandas as pd
 
 from ml_factory.data.io import load_bars
 from ml_factory.data.quality import find_gaps
-from ml_factory.data.resample import asof_rows, resample_bars
+from ml_factory.data.resample import apply_roll_adjustment, asof_rows, known_at_index, resample_bars
 from ml_factory.data.sessions import MarketSpec, assign_sessions
 from ml_factory.datasets.store import DatasetStore, open_current_store
 from ml_factory.errors import SettingsError
@@ -40,8 +40,8 @@ plots = LazyModule("ml_factory.evaluation.plots")
 
 def bar_findings_table(store: DatasetStore) -> pd.DataFrame:
     """List the findings in the raw bars: kind, severity, rows (how many), which of them, message."""
-    found = [{**one, "rows": one["count"]} for one in store.facts["bars"]["findings"]]
-    return pd.DataFrame(found, columns=["kind", "severity", "rows", "which", "message"])
+    columns = ["kind", "severity", "count", "which", "message"]
+    return pd.DataFrame(store.facts["bars"]["findings"], columns=columns).rename(columns={"count": "rows"})
 
 
 def gap_table(workspace: Workspace | str | Path, symbol: str) -> pd.DataFrame:
@@ -91,10 +91,9 @@ def try_feature(workspace: Workspace | str | Path, symbol: str, name: str) -> pd
     It is proved on the newest 50,000 of these bars first. Raises LookAheadError naming the bar that changed.
     """
     bars, market, spec = _bars_of(workspace, symbol)
-    base, made = resample_bars(bars, market, spec.base_minutes), custom.get_custom_feature(name)
+    base, made = apply_roll_adjustment(resample_bars(bars, market, spec.base_minutes)), custom.get_custom_feature(name)
     custom.prove_custom_feature(made, base.part(-PROOF_BARS, len(base)))
-    index = pd.DatetimeIndex(base.known_at.astype("datetime64[ns]"), tz="UTC", name="known_at")
-    return pd.Series(custom.compute_custom_feature(made, base), index=index, name=name)
+    return pd.Series(custom.compute_custom_feature(made, base), index=known_at_index(base.known_at), name=name)
 
 
 def replay(workspace: Workspace | str | Path, symbol: str) -> pd.DataFrame:
@@ -108,8 +107,7 @@ def replay(workspace: Workspace | str | Path, symbol: str) -> pd.DataFrame:
     for first in range(0, last, STREAM_BARS):
         stream.push(bars.iloc[first : min(first + STREAM_BARS, last)])
     pieces = [stream.push(bars.iloc[bar : bar + 1]) for bar in range(last, len(bars))]
-    known_at = np.concatenate([piece.known_at for piece in pieces]).astype("datetime64[ns]")
-    index = pd.DatetimeIndex(known_at, tz="UTC", name="known_at")
+    index = known_at_index(np.concatenate([piece.known_at for piece in pieces]))
     return pd.DataFrame(np.concatenate([piece.values for piece in pieces]), index=index, columns=stream.names)
 
 

@@ -22,7 +22,6 @@ from ml_factory.workflows.predictions import artifacts_to_compare
 from ml_factory.workflows.prepared_dataset import PreparedDataset, load_dataset
 
 SHOWN = ["symbol", "horizon", "model", "run", "status", "gain_best", "net", "chance"]
-OTHER_DATA = "other data"
 
 
 @push_workspace_on_exit
@@ -73,7 +72,7 @@ def leaderboard(
     trials = {symbol: count_trials(workspace, symbol) for symbol in dict.fromkeys(table["symbol"])}
     return Result(
         _lines(table, trials, skipped), also={"frame": table}, trials=trials, skipped=skipped,
-        seconds=time.perf_counter() - started, models=table.reset_index(drop=True),
+        seconds=time.perf_counter() - started, models=table,
     )  # fmt: skip
 
 
@@ -116,7 +115,7 @@ def _rows_of_horizon(workspace: Workspace, symbol: str, horizon: int, models: Se
         )
     for name in [name for name in newest if name not in {row["model"] for row in rows}]:
         rows.append({
-            "symbol": symbol, "horizon": horizon, "model": name, "chosen": False, "status": OTHER_DATA,
+            "symbol": symbol, "horizon": horizon, "model": name, "chosen": False, "status": "other data",
             "edge": False, "sentence": reason, "log_loss": np.nan, "quick": newest[name].facts["run"]["quick"],
             "run_id": newest[name].facts["run_id"],
         })  # fmt: skip
@@ -134,7 +133,7 @@ def _model_rows(workspace: Workspace, data: PreparedDataset, compared: Evaluatio
             "baseline_log_loss": float(metrics.loc[verdict.best_baseline, "log_loss"]),
             "gain_best": verdict.gain_best, "gain_low": verdict.gain_best_low, "gain_high": verdict.gain_best_high,
             "direction_gain": verdict.direction_gain, "rows": verdict.rows, "effective_rows": verdict.effective_rows,
-            **_after_costs(workspace, data, artifact), "fit_seconds": fit_seconds(artifact),
+            **_after_costs(workspace, data, artifact), "fit_seconds": training_seconds(artifact),
             "quick": artifact.facts["run"]["quick"], "run_id": artifact.facts["run_id"],
         })  # fmt: skip
     return rows
@@ -144,12 +143,12 @@ def _after_costs(workspace: Workspace, data: PreparedDataset, artifact: Artifact
     """Return the figures of the model's backtest; NaN for bets of meta-labels, which have none."""
     if data.kind == "meta":
         return dict.fromkeys(("net", "break_even_ticks", "chance"), np.nan)
-    traded = backtest(workspace, data.symbol, data.horizon, artifact.facts["model"], run_id=artifact.facts["run_id"])
+    traded = backtest(workspace, data.symbol, data.horizon, artifact.facts["model"], run=artifact.facts["run_id"])
     net, ticks = traded.own["net"], traded.own["break_even_ticks"]
     return {"net": net, "break_even_ticks": ticks, "chance": traded.luck["deflated_sharpe"]}
 
 
-def fit_seconds(artifact: Artifact) -> float:
+def training_seconds(artifact: Artifact) -> float:
     """Return the seconds of all epochs, those before an interruption included."""
     epochs = [one["seconds"] for one in artifact.facts.get("history", ()) if one.get("seconds") is not None]
     return float(sum(epochs)) if epochs else float(artifact.facts["seconds"])

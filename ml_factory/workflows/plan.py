@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ml_factory.argument_checks import check_seed, check_units_per_hour
+from ml_factory.argument_checks import check_seed, check_values
 from ml_factory.checkpoints.checkpoint_folder import CheckpointFolder
 from ml_factory.checkpoints.schedule import expected_hours_left
 from ml_factory.datasets.row_selection import sample_contiguous_blocks
-from ml_factory.errors import SettingsError, did_you_mean
+from ml_factory.errors import check_known
 from ml_factory.models.registry import available_models, find_model_spec
 from ml_factory.result import Result
 from ml_factory.runs import RunFolder, finished_folds, newest_run_folder
@@ -57,11 +57,10 @@ def plan(
     checkpoints, minutes the time left; fits is "whole", "in part" (a later session resumes it) or "later";
     compute_units where a rate was given.
     """
-    check_units_per_hour(units_per_hour)
+    check_values({"units_per_hour": units_per_hour}, units_per_hour="(0, inf)")
     check_seed(seed)
     for task in tasks:
-        if task not in TASKS:
-            raise SettingsError("Unknown task", where="tasks", got=repr(task), next_step=did_you_mean(task, TASKS))
+        check_known("Unknown task", "tasks", task, TASKS)
     started, workspace, hours = time.perf_counter(), Workspace(workspace), expected_hours_left()
     chosen = available_models() if models is None else [find_model_spec(name).name for name in models]
     settings, data = settings_per_model(chosen, model_settings), load_dataset(workspace, symbol, horizon)

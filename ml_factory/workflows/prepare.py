@@ -10,11 +10,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ml_factory.argument_checks import DEFAULT_HORIZONS, DEMOS, check_horizon
-from ml_factory.code_fingerprint import source_hash
+from ml_factory.argument_checks import DEFAULT_HORIZONS, DEMOS, check_horizons
 from ml_factory.data.bar_report import BarFinding
 from ml_factory.data.io import import_bars, load_bars, previous_bars_path, raw_bar_minutes
-from ml_factory.data.resample import check_resample_length
 from ml_factory.data.rolls import RollSpec
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import ensure_synthetic_demo_market
@@ -27,7 +25,7 @@ from ml_factory.features.build import FeatureSpec, build_features, feature_colum
 from ml_factory.leakage.proof import QUICK
 from ml_factory.progress import ProgressPhase, progress_phase, record_progress
 from ml_factory.result import Result
-from ml_factory.settings import DATA_PACKAGES, DataSpec
+from ml_factory.settings import DataSpec
 from ml_factory.storage.files import files
 from ml_factory.storage.locks import file_lock
 from ml_factory.storage.workspace import Workspace, check_symbol, push_workspace_on_exit, require_raw_bars
@@ -68,7 +66,7 @@ _log = logging.getLogger("ml_factory")
 def prepare(
     workspace: Workspace | str | Path,
     symbol: str,
-    horizons: Sequence[int] = DEFAULT_HORIZONS,
+    horizons: int | Sequence[int] = DEFAULT_HORIZONS,
     *,
     data: str | Path | None = None,
     settings: DataSpec | None = None,
@@ -104,7 +102,7 @@ def prepare(
     single one. What was prepared before stays.
     """
     started, workspace = time.perf_counter(), Workspace(workspace)
-    symbol, horizons = check_symbol(symbol), _check_horizons(horizons)
+    symbol, horizons = check_symbol(symbol), check_horizons(horizons)
     processed = workspace.processed(symbol)
     put_back = nullcontext() if data is None else _raw_bars_put_back(workspace, symbol)
     # A second process waits before it replaces the raw bars, and then finds what the first one made.
@@ -121,12 +119,9 @@ def prepare(
             store = DatasetStore.find(processed, key)
         stored = None if store is None else list(store.horizons)
         missing = [horizon for horizon in horizons if stored is None or horizon not in stored]
-        if missing:
-            store = store or DatasetStore.begin(processed, key)
-            built = _write(store, workspace, symbol, settings, missing, raw)
-            _certify(store, workspace, horizons, *built)
-        else:
-            _certify(store, workspace, horizons)
+        store = store or DatasetStore.begin(processed, key)
+        built = _write(store, workspace, symbol, settings, missing, raw) if missing else ()
+        _certify(store, workspace, horizons, *built)
         store.make_current()
     seconds = time.perf_counter() - started
     return _result(store, symbol, horizons, phases, found=stored, reused=not missing, seconds=seconds)
@@ -173,7 +168,8 @@ def _import_raw_bars(
             step = "name the market of these bars: --symbol MES, or SYMBOL=MES"
             raise SettingsError(f"{symbol} is the made-up market", where="symbol", got=f"{data} for it", next_step=step)
         with progress_phase("importing") as done:
-            imported = import_bars(data, workspace, symbol, settings.bars, roll=roll, calendar=settings.calendar)
+            facts = {"calendar": settings.calendar, "tick": settings.tick}
+            imported = import_bars(data, workspace, symbol, settings.bars, roll=roll, **facts)
             done(imported.rows)
         _warn_findings(symbol, imported.findings, "mapped")
         # The file in data/raw is in the contract's form now: nothing is shifted or translated again.
@@ -194,7 +190,8 @@ def _certify(
     if not find_certificates(store, horizons, "quick"):
         if bars is None:
             bars = load_bars(workspace, store.facts["symbol"], stored_data_settings(store).bars)[0]
-        found, _ = prove_store(store, bars, horizons, quick_audit_of_files(store, horizons), QUICK, built)
+        found = quick_audit_of_files(store, horizons)
+        prove_store(store, bars, horizons, found, QUICK, built)
         for leak in found.leaks:
             _log.warning("%s: %s", store.facts["symbol"], leak.sentence())
 
@@ -220,18 +217,17 @@ def _write(
     """Write features unless they are there, and the parts of these horizons; return for the proof the bars, and what
     they gave but for the features.
     """
-    for length in (settings.features.base_minutes, *settings.features.frames):
-        check_resample_length(length, settings.bars.minutes)
-    bars, report = load_bars(workspace, symbol, settings.bars, quality=True)
+    bars, report = load_bars(
+        workspace, symbol, settings.bars, calendar=settings.calendar, tick=settings.tick, quality=True
+    )
     with progress_phase("market facts", len(bars)):
         market = resolve_market_facts(symbol, bars, settings)
     _warn_findings(symbol, report.findings, "reported")
     for note in market.inferred_fact_warnings():
         _log.warning("%s: %s", symbol, note)
-    if len(bars):  # before features are computed
-        longest = longest_session_bars(bars.index.as_unit("ns").asi8, market.calendar, settings.features.base_minutes)
-        for horizon in horizons:
-            check_horizon_fits_session(horizon, settings.label_spec_for(horizon).session_end, longest)
+    longest = longest_session_bars(bars.index.as_unit("ns").asi8, market.calendar, settings.features.base_minutes)
+    for horizon in horizons:  # before features are computed
+        check_horizon_fits_session(horizon, settings.label_spec_for(horizon).session_end, longest)
     needed = estimate_prepared_bytes(len(bars), market, settings, len(horizons), features=not store.committed)
     files.require_space(store.folder, needed, f"the features and labels of {symbol}")
     feed = base = None
@@ -248,7 +244,6 @@ def _write(
             "symbol": symbol,
             "raw": {"hash": raw_hash, "rows": len(bars), "bars": report.fingerprint},
             "settings": settings.to_dict(),
-            "sources": source_hash(DATA_PACKAGES),
             "market": market.to_dict(),
             "bars": report.to_dict(),
             "first": features.first,
@@ -347,11 +342,3 @@ def _phase_table(phases: Sequence[ProgressPhase]) -> pd.DataFrame:
     rows = [(one.name, one.done, one.seconds, one.rate, one.compiled) for one in phases]
     table = pd.DataFrame(rows, columns=["phase", "rows", "seconds", "rows_per_second", "compiling"])
     return table.set_index("phase").round({"seconds": 3, "rows_per_second": 0, "compiling": 3})
-
-
-def _check_horizons(horizons: Sequence[int]) -> tuple[int, ...]:
-    if isinstance(horizons, int):
-        horizons = (horizons,)
-    if not horizons:
-        raise SettingsError("No horizon is given", where="horizons", wanted="at least one", next_step="give 20")
-    return tuple(sorted({check_horizon(horizon) for horizon in horizons}))

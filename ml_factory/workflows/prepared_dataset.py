@@ -151,10 +151,7 @@ def load_dataset(workspace: Workspace | str | Path, symbol: str, horizon: int) -
     workspace = Workspace(workspace)
     symbol, horizon = check_symbol(symbol), check_horizon(horizon)
     store = DatasetStore.current(workspace.processed(symbol))
-    with refuse_damaged_content(
-        NotPreparedError, "The prepared data is damaged", where=store.folder, next_step=REBUILD
-    ):
-        settings, prepared = store.facts["settings"], store.facts["raw"]["hash"]
+    settings, prepared = store.facts["settings"], store.facts["raw"]["hash"]
     raw = workspace.raw_bars(symbol)
     prepare_again = f"run: python -m ml_factory prepare --symbol {symbol}; what was prepared before stays"
     if files.is_file(raw) and files.sha256(raw) != prepared:

@@ -46,14 +46,14 @@ def prove_store(
     store: DatasetStore,
     bars: pd.DataFrame,
     horizons: Sequence[int],
-    also: Findings,
+    found: Findings,
     spec: ProofSpec,
     built: Built | None = None,
-) -> tuple[Findings, dict[int, Certificate]]:
-    """Prove a prepared data set, and write the certificates; return all that was found, and horizon -> certificate.
+) -> dict[int, Certificate]:
+    """Prove a prepared data set, and write the certificates; return horizon -> certificate.
 
     bars : the checked bars the data set was made of.
-    also : what other checks found; where these were tampered with, no certificate is written.
+    found : what other checks found, to be added to; where these were tampered with, no certificate is written.
     built : what `build` made of these bars, without the features, which are read from the store.
     """
     settings, symbol = stored_data_settings(store), store.facts["symbol"]
@@ -64,13 +64,12 @@ def prove_store(
         built = None
     facts, rows = store.facts["market"], store.load_features()
     features = Table(rows, rows.index.as_unit("ns").asi8)
-    found = prove(subject, bars, spec, facts=facts, features=features, built=built)
+    prove(subject, bars, spec, facts=facts, features=features, built=built, found=found)
     for horizon in horizons:
         with progress_phase(f"stored split {horizon}"):
             split = Split("stored", store.load_splits(horizon), settings.splits.embargo_bars)
             found.add(find_unpurged_rows(store.load_labels(horizon), split, f"split h{horizon}"))
-    found.merge(check_custom_features(bars, facts, settings.features, quick=spec.form == "quick"))
-    found.merge(also)
+    check_custom_features(bars, facts, settings.features, quick=spec.form == "quick", found=found)
     code = certified_code_hash()
     certificates = {
         horizon: Certificate(
@@ -78,9 +77,9 @@ def prove_store(
             tuple((cut.moment, cut.why) for cut in found.cuts), ("truncate", *spec.ways), found.compared, found.leaks,
         ) for horizon in horizons
     }  # fmt: skip
-    for certificate in () if also.tamper else certificates.values():
+    for certificate in () if found.tamper else certificates.values():
         write_certificate(store.folder.parent, certificate)
-    return found, certificates
+    return certificates
 
 
 def find_certificates(store: DatasetStore, horizons: Sequence[int], form: str) -> dict[int, Certificate]:
@@ -142,12 +141,14 @@ def _audit_bars(workspace: Workspace, store: DatasetStore, bars: pd.DataFrame, f
         found.add([mismatch("bars", ROWS, len(bars), bars.index[0], "the bars that the data set was made of")])
     raw = read_bars_table(require_raw_bars(workspace, symbol))
     plain = replace(settings, strict=False, minutes=None) == RawBarSpec() and {"timestamp", *PRICES} <= set(raw.columns)
-    if plain and isinstance(raw["timestamp"].dtype, pd.DatetimeTZDtype):
+    # An import writes float64; float32 is read to its shortest decimals, and text may be in any notation.
+    exact = plain and (raw.dtypes[[*PRICES]] == np.float64).all()
+    if exact and isinstance(raw["timestamp"].dtype, pd.DatetimeTZDtype):
         raw = raw.set_index("timestamp")[[*PRICES]]
         raw = raw[~raw.index.duplicated(keep="last")].reindex(given.index)
         if not raw["close"].isna().any():  # end-stamped bars cannot be joined by start time
             reference = "the raw file's rows of the same minute"
-            found.add(compare("bars", given[[*PRICES]], raw.astype(np.float64), reference))
+            found.add(compare("bars", given[[*PRICES]], raw, reference))
 
 
 def _audit_rows(store: DatasetStore, bars: pd.DataFrame, horizons: Sequence[int], found: Findings) -> None:

@@ -11,14 +11,12 @@ import pandas as pd
 from ml_factory.argument_checks import DEMO, DEMOS
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import NotPreparedError, SettingsError
-from ml_factory.evaluation.backtest.contracts import ContractSpec
 from ml_factory.evaluation.baselines import BASELINES
 from ml_factory.evaluation.calibration import reliability_table
 from ml_factory.evaluation.findings import finding_lines, findings_section, next_step_sentence, sort_findings
 from ml_factory.evaluation.html_report import HtmlSection, write_html_report
 from ml_factory.evaluation.metrics import decile_returns
 from ml_factory.evaluation.verdict import BASELINE_LINES, format_verdict_bounds, verdict_gains_of_folds
-from ml_factory.features.build import FeatureSpec
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import CLASSES
 from ml_factory.result import Result, calibration_lines, limits_lines, origin_table, verdict_lines
@@ -59,8 +57,7 @@ def evaluate(
     run_ids, choices : model -> its run, and why that one was taken, in words.
     traded : result of `backtest` on the chosen model's test rows, or why there is none.
     """
-    started = time.perf_counter()
-    workspace = Workspace(workspace)
+    started, workspace = time.perf_counter(), Workspace(workspace)
     data = load_dataset(workspace, symbol, horizon)
     compared = evaluate_artifacts(workspace, data, artifacts_to_compare(workspace, data, models, runs))
     choices = {
@@ -157,7 +154,7 @@ def _report_test_period(data: PreparedDataset, evaluated: Evaluation) -> str:
     """Describe model, labels and test period."""
     times = data.labels.index[evaluated.rows]
     first, last = (f"{moment:%Y-%m-%d}" for moment in (times[0], times[-1]))
-    minutes = FeatureSpec(**data.settings["data"]["features"]).base_minutes
+    minutes = data.settings["data"]["features"]["base_minutes"]
     span = f"{data.horizon} bar{'s' * (data.horizon != 1)} of {minutes} minute{'s' * (minutes != 1)}"
     return (
         f"{evaluated.chosen}, labels {span} ahead. Test period {first} to {last}: rows that no model "
@@ -352,7 +349,7 @@ def _report_calibration_section(data: PreparedDataset, evaluated: Evaluation) ->
 def _backtest_for_report(workspace: Workspace, data: PreparedDataset, model: str, run_id: str) -> Result | str:
     """Trade the test rows of a run after costs; return why where it cannot be: meta-labels, unknown costs, no bars."""
     try:
-        return backtest(workspace, data.symbol, data.horizon, model, run_id=run_id)
+        return backtest(workspace, data.symbol, data.horizon, model, run=run_id)
     except (SettingsError, NotPreparedError) as error:
         return str(error)
 
@@ -363,7 +360,7 @@ def _money_section(traded: Result | str) -> HtmlSection:
         return HtmlSection("After costs", text=f"No backtest: {traded}")
     shown = ["net", "break_even_ticks", "cost_ticks", "drawdown", "sharpe", "sharpe_error", "trades"]
     strategies = traded.strategies.replace({"strategy": {"random": "shifted in time"}}).set_index("strategy")
-    edges, facts = traded.least_edges, ContractSpec(**traded.contract)
+    edges, facts = traded.least_edges, traded.contract
     marks = [
         f"{edge:g}{', chosen' * (one and not traded.by_hand)}" for edge, one in edges[["least_edge", "chosen"]].values
     ]
@@ -372,8 +369,9 @@ def _money_section(traded: Result | str) -> HtmlSection:
         "After costs",
         text=f"{traded.luck_sentence} {traded.rule_sentence} A position ends at its label's barrier, at "
         f"an opposite forecast, after {traded.rule['horizon']} bars or with the session.\n\n"
-        f"One contract, in its currency: a tick of {facts.tick:g} is worth {facts.tick_value:g}; a side costs "
-        f"{facts.commission:g} of commission and {facts.exchange_fee:g} of fees (`--contracts` takes your own). Trades "
+        f"One contract, in its currency: a tick of {facts['tick']:g} is worth "
+        f"{facts['tick'] * facts['multiplier']:g}; a side costs {facts['commission']:g} of commission and "
+        f"{facts['exchange_fee']:g} of fees (`--contracts` takes your own). Trades "
         "earn money where break even, what a round trip earns before costs, is above the cost. Sharpe ratios are those "
         "of a year.",
         figures=[(f"Equity of test rows, and the drawdown of {traded.model}; grey: its own forecasts at other times, "

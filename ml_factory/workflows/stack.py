@@ -11,7 +11,7 @@ import pandas as pd
 from ml_factory.argument_checks import BASE_MODELS, check_seed
 from ml_factory.datasets.row_selection import sample_contiguous_blocks
 from ml_factory.ensemble.stacking import Stack
-from ml_factory.errors import SettingsError
+from ml_factory.errors import SettingsError, check_known
 from ml_factory.evaluation.calibration import Calibration, floored_log_probabilities
 from ml_factory.inference.predict import common_prediction_index
 from ml_factory.lazy_module import LazyModule
@@ -41,7 +41,7 @@ from ml_factory.workflows.prepared_dataset import (
     quick_row_limit,
     resolve_dataset_settings,
 )
-from ml_factory.workflows.train import complete_log, log_summary, run_facts, train_or_load
+from ml_factory.workflows.train import complete_log, log_summary, run_facts, settings_limited_by_quick, train_or_load
 from ml_factory.workflows.train_ranks import check_single_rank
 
 plots = LazyModule("ml_factory.evaluation.plots")  # matplotlib comes with the extra train
@@ -74,11 +74,10 @@ def stack(
     hashes, shared = [], replace(chosen, fresh=False, run="")
     for name in base_models:
         base = train_or_load(workspace, symbol, horizon, name, (), settings.get(name), None, shared)
-        if base is not None:
-            hashes.append(base.artifact.hash)
-            if not files.is_file(base.run.folder / "report.html"):  # a finished model keeps its report as it is
-                base.reported(time.perf_counter())
-                workspace.push()
+        hashes.append(base.artifact.hash)
+        if not files.is_file(base.run.folder / "report.html"):  # a finished model keeps its report as it is
+            base.reported(time.perf_counter())
+            workspace.push()
     spec = stack_run_settings(data, base_models, hashes, folds, chosen.seed, chosen.quick, settings)
     with open_run(workspace, spec, replace(chosen, source="registry")) as run:
         artifact = run.artifact()
@@ -130,11 +129,7 @@ def settings_per_model(names: Sequence[str], given: Mapping[str, Mapping] | None
     Raises SettingsError for settings of a model that is not among `names`.
     """
     for name in given or {}:
-        if name not in names:
-            raise SettingsError(
-                "Settings of a model that is not used here", where="model_settings", got=name, wanted=", ".join(names),
-                next_step="leave them out, or name the model",
-            )  # fmt: skip
+        check_known("Settings of a model that is not used here", "model_settings", name, names)
     return {
         name: registered_model_settings(name, check_registered_model_settings(name, settings))
         for name, settings in (given or {}).items()
@@ -170,7 +165,7 @@ def _fit_pool(data: PreparedDataset, run: Run, folds: int) -> Artifact:
             most = max(1, QuickLimits().forecast_rows // folds)
             plan = replace(plan, folds=[(train, sample_contiguous_blocks(test, most)) for train, test in plan.folds])
         oof[name] = fit_folds(run, data, plan, FoldModel(spec.seed, name, given))
-        quick_limits |= plan.quick_limits | limits
+        quick_limits |= plan.quick_limits | settings_limited_by_quick(name, given)
         inexact = merge_inexact_reasons(inexact, oof[name].inexact)
     forecasts = {name: one.p_N3 for name, one in oof.items()}
     pool = Stack.fit(forecasts, data.y[rows], training_weights(data.labels.iloc[rows]), horizon=data.horizon)
@@ -200,12 +195,8 @@ def _calibration(workspace: Workspace, data: PreparedDataset, pool: Stack, bases
 
 
 def check_stack_base_models(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names, also from one text with commas. Raises SettingsError unless they are two known models or
-    more.
-    """
-    if isinstance(names, str):
-        names = names.split(",")
-    names = tuple(name.strip() for name in names)
+    """Return the names. Raises SettingsError unless they are two known models or more."""
+    names = tuple(names)
     for name in names:
         find_model_spec(name)
     if len(names) < 2 or len(set(names)) < len(names):

@@ -281,16 +281,20 @@ def _facts(
     data: PreparedDataset, run: Run, result: ModelFitResult, inexact: list[str], quick_limits: dict
 ) -> dict[str, Any]:
     spec = run.settings
-    # Limits that the user's own settings equal are QUICK's only where the values agree.
-    model = find_model_spec(spec.model)
-    expected, unit = QuickLimits().settings_for(model.family), "epoch" if model.windowed else "block"
-    limits = {name: value for name, value in dict(spec.settings).items() if expected.get(name) == value}
+    unit = "epoch" if find_model_spec(spec.model).windowed else "block"
+    limits = settings_limited_by_quick(spec.model, dict(spec.settings))
     return run_facts(data, run) | {
         "history": result.history, "best_epoch": result.best_epoch, "resumed_from": result.resumed_from,
         "reached": "" if result.resumed_from is None else f"{unit} {result.resumed_from}",
         "machine": result.machine | {"compiles": result.compiles} if result.machine else {},
         "exact": not inexact, "inexact": inexact, "limited": quick_limits | limits if spec.quick else {},
     }  # fmt: skip
+
+
+def settings_limited_by_quick(model: str, settings: Mapping) -> dict:
+    """Return those of a model's settings that have the values of QUICK; a user's own value is no limit of QUICK."""
+    limits = QuickLimits().settings_for(find_model_spec(model).family)
+    return {name: value for name, value in settings.items() if limits.get(name) == value}
 
 
 def run_facts(data: PreparedDataset, run: Run) -> dict[str, Any]:

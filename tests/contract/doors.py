@@ -180,7 +180,7 @@ from ml_factory.tracking import run_log, wandb_process, wandb_restore
 from ml_factory.tracking.run_log import SUMMARY, list_log_attempts
 from ml_factory.tracking.tracker import Tracker
 from ml_factory.tracking.wandb_process import wandb_mirror_mode
-from ml_factory.tracking.wandb_restore import replay_log_to_wandb, restore_from_wandb, try_restore_from_wandb
+from ml_factory.tracking.wandb_restore import replay_log_to_wandb, restore_from_wandb
 from ml_factory.tracking.wandb_sync import PROJECT as WANDB_PROJECT
 from ml_factory.tracking.wandb_sync import RunSnapshot
 from ml_factory.training.spec import TrainSpec
@@ -241,9 +241,11 @@ if importlib.util.find_spec("torch"):  # `make matrix` has rows without it
     from ml_factory.recipes.language_models import TextSource, open_text, pack_tokens
     from ml_factory.recipes.worker_log import WorkerLog
     from ml_factory.training.batches import BatchLoader
-    from ml_factory.training.device import Device, XlaDevice, deterministic_device, pick_device, pick_prediction_device
+    from ml_factory.training.device import (
+        Device, XlaDevice, deterministic_device, drawn_from, pick_device, pick_prediction_device,
+    )  # fmt: skip
     from ml_factory.training.distributed import ProcessGroup
-    from ml_factory.training.estimator import NeuralClassifier, init_network_from_seed, zero_output_head
+    from ml_factory.training.estimator import NeuralClassifier, zero_output_head
     from ml_factory.training.batches import evaluate_mean_loss, evaluate_network_outputs
     from ml_factory.training.estimator import NetworkWithClockOffset
     from ml_factory.training.loop import TrainingReports, Validation, run_training_loop, take_training_step
@@ -345,9 +347,15 @@ def families_with_columns(market: MarketSpec) -> tuple[str, ...]:
     return tuple(name for name, family in FAMILIES.items() if column_names(family, market, False))
 
 
+def write_bundle(bundle: Bundle, path: Path) -> Path:
+    """Write a bundle to a file."""
+    path.write_bytes(bundle.to_bytes())
+    return path
+
+
 def verbs() -> list[str]:
     """The verbs of the command line."""
-    return cli.verbs()
+    return [name for name in cli.app if not name.startswith("-")]
 
 
 def verb_example(verb: str) -> str:
@@ -424,9 +432,7 @@ FITTED = {name: _preprocessing(name) for name in PREPROCESSING_STEPS} | {
     "clock": _clock(volatility=False),
     "clock_volatility": _clock(volatility=True),
     "calibration": FittedPart(
-        lambda table, rows: Calibration.fit(
-            floored_log_probabilities(table.p_N3[rows]), table.y[rows], table.w[rows], horizon=5
-        ),
+        lambda table, rows: Calibration.fit(floored_log_probabilities(table.p_N3[rows]), table.y[rows], horizon=5),
         lambda part, table: part.apply(table.p_N3), lambda part: part.to_dict(), Calibration.from_dict,
     ),
 }  # fmt: skip

@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 from ml_factory import Bundle, GuardSettings, pipeline
 from ml_factory.data.synthetic import ensure_synthetic_demo_market
 from ml_factory.storage.workspace import Workspace
-from tests.contract.doors import DataSpec, FeatureSpec, ServedBundle, build_app
+from tests.contract.doors import DataSpec, FeatureSpec, ServedBundle, build_app, write_bundle
 
 ROOT = Path(__file__).resolve().parents[2]
 H = 5
@@ -52,7 +52,7 @@ def made(tmp_path_factory) -> Made:
         bundles["DEMO", model] = out.paths["bundle"]
     linear = Bundle.load(bundles["DEMO", "linear"])
     other = replace(linear, description=linear.description | {"symbol": "MES"})
-    bundles["MES", "linear"] = other.save(root / "bundles" / "MES.bundle")
+    bundles["MES", "linear"] = write_bundle(other, root / "bundles" / "MES.bundle")
     bars = pd.read_parquet(workspace.raw_bars("DEMO"))
     assert Bundle.load(bundles["DEMO", "xgboost"]).predict(bars, all_rows=True)["p_long"].nunique() > 100
     return Made(bundles, bars)

@@ -283,7 +283,7 @@ def test_every_model_has_a_search_space_of_legal_settings_around_its_defaults(na
     [
         ({"models": ("xgbost",)}, "Unknown model"),
         ({"models": ()}, r"no model to search \[models\]"),
-        ({"model_settings": {"xgbost": {"rounds": 1}}}, "not searched .*did you mean 'xgboost'"),
+        ({"model_settings": {"xgbost": {"rounds": 1}}}, "not used here .*did you mean 'xgboost'"),
         ({"trials": None, "hours": "2"}, r"after hours \[trials, hours\]"),
     ],
 )

@@ -135,7 +135,8 @@ def test_searched_labels_from_json_equals_original_and_names_rows(found):
 @pytest.mark.parametrize(
     "bad",
     [{"k": ()}, {"k": (0.0, 1.0)}, {"k": (math.inf,)}, {"sigma_spans": ()}, {"sigma_spans": (1,)},
-     {"sigma_spans": (2.0,)}, {"neutral": (0.4, 0.2)}, {"neutral": (0, math.nan)}, {"lean": 0}],
+     {"sigma_spans": (2.0,)}, {"neutral": (0.4, 0.2)}, {"neutral": (0, math.nan)}, {"lean": 0},
+     {"labels": doors.LabelSpec(kind="direction")}],
 )  # fmt: skip
 def test_search_spec_invalid_values_raise_settings_error(bad):
     with pytest.raises(SettingsError, match=r"SearchSpec|k_up|sigma_span"):

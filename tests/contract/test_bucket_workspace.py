@@ -10,8 +10,9 @@ import pytest
 
 from ml_factory import pipeline
 from ml_factory.data.synthetic import synthetic_bars
+from ml_factory.errors import WorkspaceError
 from ml_factory.storage.workspace import Workspace
-from tests.contract.doors import ArtifactRegistry
+from tests.contract.doors import ArtifactRegistry, Bucket, mirror
 from tests.small_data import SMALL_DATA
 
 BOOSTER = {"rounds": 30, "depth": 3, "min_leaf": 5.0}
@@ -71,7 +72,11 @@ def test_workspace_on_empty_machine_resumes_killed_training_bit_exact(machine, m
     assert stamps and {path: path.stat().st_mtime_ns for path in stamps} == stamps  # downloaded once
 
     place = machine("three")
-    board = pipeline.leaderboard(place)  # nothing of this symbol was used on this machine
+    pushed = []
+    with monkeypatch.context() as patch:
+        patch.setattr(Workspace, "push", lambda self: pushed.append(self))
+        board = pipeline.leaderboard(place)  # nothing of this symbol was used on this machine
+    assert len(pushed) == 1  # for the backtests inside it too
     assert board.frame["run_id"].tolist() == [went_on.run_id] and board.frame["net"].notna().all()
     found = train(place)
     assert found.reused and found.artifact_hash == went_on.artifact_hash
@@ -100,6 +105,20 @@ def test_clean_of_bucket_workspace_deletes_objects_and_copies_of_other_machine(m
     assert {item.path for item in result.items} == {model.path for model in models[:2]}
     left = ArtifactRegistry(Workspace(machine("two")).models).list("MES")
     assert [one.hash for one in left] == [models[2].hash] and left[0].is_intact()
+
+
+@pytest.mark.parametrize("machine", ["bucket"], indirect=True)
+def test_bucket_out_of_reach_leaves_the_local_copy_and_an_empty_machine_refuses(machine, monkeypatch, caplog):
+    Workspace(place := machine("one")).results.joinpath("note.json").write_text("{}")
+    Workspace(place).push()
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
+    monkeypatch.setattr("gcsfs.retry.min", lambda *_: 0.0, raising=False)  # seconds until it asks again
+    away = Bucket(place)  # read by this process: a child would ask again after seconds
+    mirror.open_mirror(place).remote = away
+    assert (Workspace(place).results / "note.json").is_file() and "Only the local copy" in caplog.text
+    mirror.open_mirror(machine("two")).remote = away
+    with pytest.raises(WorkspaceError, match="did not answer"):
+        Workspace(place)
 
 
 @pytest.mark.parametrize("machine", ["bucket"], indirect=True)

@@ -21,8 +21,7 @@ MODELS = [*SETTINGS, "stack"]
 def changed(path, target, **facts):
     """Write a bundle whose description has other facts, with its right hash."""
     whole = Bundle.load(path)
-    replace(whole, description={**whole.description, **facts}).save(target)
-    return target
+    return doors.write_bundle(replace(whole, description={**whole.description, **facts}), target)
 
 
 # ---- it predicts as the pipeline does --------------------------------------------------------------------------------
@@ -101,7 +100,7 @@ def test_bundle_that_predicts_its_example_otherwise_is_refused(bundle_file, tmp_
     shifted = p_N3 + 2e-5 * (np.arange(len(p_N3)) == 7)[:, None]
     # the small linear model is no better than the clock, and reads no price
     for changed in [{"p": shifted}] + [{"columns": columns | {"close": columns["open"]}}] * (model != "linear"):
-        replace(whole, example={**whole.example, **changed}).save(tmp_path / "b")
+        doors.write_bundle(replace(whole, example={**whole.example, **changed}), tmp_path / "b")
         with pytest.raises(SettingsError, match=r"predicts its example otherwise here.*wanted those of ml_factory 0"):
             Bundle.load(tmp_path / "b")
 
@@ -109,12 +108,12 @@ def test_bundle_that_predicts_its_example_otherwise_is_refused(bundle_file, tmp_
 def test_bundle_load_with_other_feature_columns_raises(bundle_file, tmp_path):
     whole = replace(Bundle.load(bundle_file("linear")), example={})
     names = list(whole.description["feature_names"])
-    path = changed(whole.save(tmp_path / "a"), tmp_path / "b", feature_names=[*names[:-1], "invented"])
+    path = changed(doors.write_bundle(whole, tmp_path / "a"), tmp_path / "b", feature_names=[*names[:-1], "invented"])
     with pytest.raises(SettingsError, match=r"other columns here.*invented"):
         Bundle.load(path)
     ((name, data),) = whole.models.items()
     state = doors.deserialize_state(data) | {"feature_names": [names[1], names[0], *names[2:]]}
-    replace(whole, models={name: doors.serialize_state(state)}).save(path)
+    doors.write_bundle(replace(whole, models={name: doors.serialize_state(state)}), path)
     with pytest.raises(SettingsError, match=r"other columns here.*another order"):
         Bundle.load(path)
 

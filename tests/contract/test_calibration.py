@@ -24,18 +24,17 @@ def moved(p, temperature: float, bias) -> np.ndarray:
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("sharpness", [0.4, 1.0, 3.0])
-def test_calibration_fit_on_weighted_rows_minimises_penalised_loss(seed, sharpness):
+def test_calibration_fit_minimises_penalised_loss(seed, sharpness):
     y, p = drawn(500, seed, sharpness)
-    w = np.random.default_rng(seed).uniform(0, 2, 500)
-    rows = doors.independent_row_count(y, p, w)
+    rows = doors.independent_row_count(y, p)
 
     def loss(theta):
         q = p ** np.exp(-theta[0]) * np.exp(theta[1:])
-        nll = -np.average(np.log((q / q.sum(axis=1, keepdims=True))[np.arange(500), y + 1]), weights=w)
+        nll = -np.mean(np.log((q / q.sum(axis=1, keepdims=True))[np.arange(500), y + 1]))
         return rows * nll + 0.5 * (theta[0] / 0.5) ** 2 + 0.5 * ((theta[1:] / 0.2) ** 2).sum()
 
     best = minimize(loss, np.zeros(4), method="Nelder-Mead", options={"xatol": 1e-8, "fatol": 1e-10, "maxiter": 4000}).x
-    fitted = doors.Calibration.fit(doors.floored_log_probabilities(p), y, w)
+    fitted = doors.Calibration.fit(doors.floored_log_probabilities(p), y)
     assert fitted.temperature == pytest.approx(np.exp(best[0]), rel=1e-4)
     np.testing.assert_allclose(fitted.bias, best[1:], atol=1e-4)
     q = p ** (1 / fitted.temperature) * np.exp(fitted.bias)
@@ -65,15 +64,6 @@ def test_independent_rows_with_repeated_outcomes_count_each_outcome_once():
     repeated = doors.independent_row_count(np.repeat(y, 10), np.repeat(p, 10, axis=0), horizon=10)
     assert repeated == pytest.approx(4000, rel=0.35)
     assert doors.independent_row_count(y[:5], p[:5], horizon=5) == 1.0  # too few to measure: overlap alone
-
-
-def test_calibration_fit_ignores_rows_with_zero_weight():
-    y, p = drawn(400, 4, sharpness=2.0)
-    w = np.r_[np.ones(200), np.zeros(200)]
-    first = doors.Calibration.fit(doors.floored_log_probabilities(p[:200]), y[:200])
-    both = doors.Calibration.fit(doors.floored_log_probabilities(p), y, w)
-    assert both.temperature == pytest.approx(first.temperature, rel=1e-5)
-    np.testing.assert_allclose(both.bias, first.bias, atol=1e-5)
 
 
 def test_calibration_fit_of_uninformed_or_wrong_model_stays_within_bounds():
@@ -118,10 +108,10 @@ def test_calibration_fit_with_zero_probabilities_stays_finite():
     assert np.isfinite(fitted.apply(p)).all()
 
 
-def test_calibration_by_class_with_weights_equals_hand_computed_values():
-    p = np.array([[0.2, 0.5, 0.3], [0.2, 0.5, 0.3], [0.6, 0.1, 0.3], [0.1, 0.8, 0.1]])
-    table = doors.calibration_by_class([0, 1, -1, 0], p, [1, 1, 2, 0])
-    assert table["class"].tolist() == ["short", "neutral", "long"] and table["rows"].tolist() == [3, 3, 3]
+def test_calibration_by_class_equals_hand_computed_values():
+    p = np.array([[0.2, 0.5, 0.3], [0.2, 0.5, 0.3], [0.6, 0.1, 0.3], [0.6, 0.1, 0.3]])
+    table = doors.calibration_by_class([0, 1, -1, -1], p)
+    assert table["class"].tolist() == ["short", "neutral", "long"] and table["rows"].tolist() == [4, 4, 4]
     np.testing.assert_allclose(table["predicted"], [0.4, 0.3, 0.3])
     np.testing.assert_allclose(table["observed"], [0.5, 0.25, 0.25])
     np.testing.assert_allclose(table["difference"], [-0.1, 0.05, 0.05])

@@ -12,7 +12,7 @@ from ml_factory.models.registry import available_models, build_model
 from tests.contract.doors import build_model_from_state, check_given_estimator
 
 H = 5
-BOOSTER = {"rounds": 30, "depth": 3, "min_leaf": 5.0}
+BOOSTER = {"rounds": 30, "depth": 3}
 SMALL = {
     "xgboost": BOOSTER, "lightgbm": BOOSTER, "catboost": BOOSTER, "linear": {"rounds": 30},
     "lstm": {"epochs": 2, "hidden": 4, "lookback": 8, "batch": 128},

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import nbformat
 import pandas as pd
@@ -20,11 +21,11 @@ from ml_factory import Bundle, pipeline
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import FactoryError
 from ml_factory.storage.workspace import Workspace
-from tests.contract.doors import BASELINES, DatasetStore, cli, cli_output, progress_phase
+from tests.contract.doors import BASELINES, DatasetStore, cli_output, progress_phase, verbs
 from tests.small_data import SMALL_DATA_WORDS
 
 ROOT = Path(__file__).resolve().parents[2]
-VERBS = tuple(cli.verbs())
+VERBS = tuple(verbs())
 
 
 @pytest.fixture
@@ -79,6 +80,7 @@ MISTAKES = {
     ("train", "--model", "xgbost"): (2, "did you mean 'xgboost'?"), ("train", "--symbol", "BTC/USDT"): (2, "BTC-USDT"),
     ("train", "--set", "depth=deep"): (2, "depth"), ("train", "--set", "no_such=1"): (2, "no_such"),
     ("train", "--set", "batch_size"): (2, "NAME=VALUE"),
+    ("train", "--set", "rounds=3", "--set", "rounds=4"): (2, "given twice [--set]. got rounds"),
     ("cross-validate", "--folds", "1"): (2, "folds"), ("cross-validate", "--scheme", "purged"): (2, "scheme"),
     ("cross-validate", "--scheme", "walk_forward_rolling", "--window", "0"): (2, "window"),
     ("stack", "--base-model", "xgbost"): (2, "did you mean 'xgboost'?"), ("stack", "--folds", "1"): (2, "folds"),
@@ -155,6 +157,15 @@ def test_cli_set_option_reaches_model_settings_of_training_verbs(verb, words, wa
     code, _, err = call(verb, "--workspace", prepared.root, "--horizon", 5, *words, *sets)
     assert code == 1 and "recorded" in err
     assert {name: given[name] for name in wanted} == wanted
+
+
+def test_cli_prepare_search_has_the_rules_of_bars_in_both_prepares(call, tmp_path, monkeypatch):
+    record = Mock(return_value=Mock(summary=lambda: ""))
+    for verb in ("prepare", "search-barriers"):
+        monkeypatch.setattr(pipeline, verb.replace("-", "_"), record)
+    words = ("--symbol", "MES", "--horizon", 5, "--data", __file__, "--set", "bars.strict=true", "--search")
+    assert call("prepare", "--workspace", tmp_path, *words)[0] == 0
+    assert [one.kwargs["settings"].bars.strict for one in record.call_args_list if one.kwargs] == [True, True]
 
 
 def test_cli_prepare_with_too_few_bars_exits_1_and_keeps_prepared_data(call, tmp_path):
@@ -344,7 +355,7 @@ def test_options_of_a_file_are_defaults_that_typed_options_replace(name, text, w
         ("model = {lstm = 1}", 2, "Only `set` is a table"),
         ("set = 3", 2, "Only `set` is a table"),
         ("model = ", 2, "These settings cannot be read"),
-        (None, 1, "No such file"),
+        (None, 1, "wanted one TOML or JSON file"),
     ],
 )
 def test_a_file_of_options_that_cannot_be_used_is_refused_in_one_line(text, code, message, call, tmp_path):

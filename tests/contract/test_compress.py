@@ -66,9 +66,10 @@ def test_t5_table_has_size_latency_quality_and_resumes(tmp_path, monkeypatch):
     assert (Path(facts["folder"]) / "table.png").read_bytes().startswith(b"\x89PNG")
     assert compression_summary(facts).count("\n") == 7 and "* on the Pareto front" in compression_summary(facts)
     stored = {row["file"]: Path(row["file"]).stat().st_mtime_ns for row in rows.values()}
-    again = run_compress(Workspace(tmp_path), **settings, on_status=str)
+    again = run_compress(Workspace(tmp_path), **settings | {"rounds": 3}, on_status=str)
     assert {file: Path(file).stat().st_mtime_ns for file in stored} == stored  # all were finished
     assert [row["quality"] for row in again["rows"]] == [row["quality"] for row in facts["rows"]]
+    assert again["folder"] != facts["folder"]
     variant = Path(rows["int8_dynamic"]["file"]).parent / "result.json"
     variant.write_text(json.dumps(json.loads(variant.read_text()) | {"quality": 0.1}))
     with pytest.raises(FactoryError, match="predicts otherwise than was reported"):

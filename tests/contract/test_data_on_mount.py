@@ -18,9 +18,9 @@ _RELEASE = 300.0  # seconds after which what hangs goes on: who waited for it th
 
 @pytest.fixture
 def drive(mount, tmp_path, monkeypatch):
-    """A drive with a deadline of a few seconds; the cache is the test's own."""
+    """A drive with a deadline of a second; the cache is the test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(remotes, "SILENCE_SECONDS", 2.0)
+    monkeypatch.setattr(remotes, "SILENCE_SECONDS", 1.0)
     late = threading.Timer(_RELEASE, mount.heal)
     late.daemon = True
     late.start()

@@ -33,7 +33,6 @@ SWEEP = {
 def demo(tmp_path, monkeypatch):
     """A function that makes a workspace with bars of eight days. A unit has one thread here, as it has on Ray."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("ML_FACTORY_WANDB", "off")
 
     def make(name: str) -> Workspace:
         workspace = Workspace(tmp_path / name)
@@ -45,9 +44,11 @@ def demo(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def two_cores():
-    """Ray on this machine, for all tests of a process."""
-    ray.init("local", num_cpus=2, log_to_driver=False, **SMALLEST)
-    yield
+    """Ray on this machine, for all tests of a process; its tasks are looked at more often."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ml_factory.workflows.distribute.POLL_SECONDS", 0.05)
+        ray.init("local", num_cpus=2, log_to_driver=False, **SMALLEST)
+        yield
     ray.shutdown()
 
 
@@ -65,13 +66,31 @@ def made(workspace: Workspace) -> dict[str, str]:
     return {one.facts["run_id"]: one.hash for one in doors.ArtifactRegistry(workspace.models).list("DEMO")}
 
 
-def test_sweep_makes_what_its_verbs_make_one_after_another(demo, two_cores):
-    swept, alone = demo("swept"), demo("alone")
+# First: where a process has joined Ray, no address is asked.
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray.invalid:6379", "nowhere"])
+def test_address_without_a_cluster_is_refused(address, prepared, call):
+    words = ("--workspace", prepared.root, "--symbol", "DEMO", "--horizon", 5, "--trials", 1, "--ray", address)
+    code, _, err = call("auto", *words)
+    assert code == 2 and f"cluster does not answer [{address}]" in err, err
+
+
+def test_sweep_makes_what_its_verbs_make_one_after_another(demo, prepared, two_cores):
+    def to_do(**given) -> list[str]:
+        sweep = SWEEP | {"make": ["prepare", "train", "stack"]} | given
+        table = pipeline.distribute(prepared, sweep, dry_run=True).units
+        return table["unit"][table["state"] == "to do"].tolist()
+
+    swept, stack = demo("swept"), "stack DEMO 5 seed 0"
     result = pipeline.distribute(swept, SWEEP)
     assert result.failed == [] and list(result.units["state"]) == ["done"] * 7
-    trained_one_after_another(alone, MODELS)
-    pipeline.stack(alone, "DEMO", 5, tuple(MODELS), model_settings=MODELS, folds=2)
-    assert made(swept) == made(alone) and len(made(swept)) == 3
+    trained_one_after_another(prepared, MODELS)
+    assert to_do() == [stack]
+    pipeline.stack(prepared, "DEMO", 5, tuple(MODELS), model_settings=MODELS, folds=2)
+    assert to_do() == []
+    assert to_do(folds=3) == [stack]
+    assert to_do(models=MODELS | {"linear": {"rounds": 11}}) == ["train DEMO 5 linear seed 0", stack]
+    assert len(to_do(data={"labels.k_up": 1.5})) == 4
+    assert made(swept) == made(prepared) and len(made(swept)) == 3
     assert (swept.results / "report.html").is_file()
     assert set(result.leaderboard["model"]) == {"linear", "xgboost", "stack"}
     before = {path: path.stat().st_mtime_ns for path in swept.models.rglob("*")}
@@ -86,43 +105,21 @@ def test_sweep_makes_what_its_verbs_make_one_after_another(demo, two_cores):
     assert units.loc["train DEMO 5 linear seed 2", "minutes"] > 0
 
 
-def test_dry_run_says_what_other_settings_make_again(demo):
-    workspace = demo("w")
-    pipeline.prepare(workspace, "DEMO", (5,), settings=doors.SMALL_DATA)
-    for name, own in MODELS.items():
-        pipeline.train(workspace, "DEMO", 5, name, model_settings=own)
-
-    def to_do(**given) -> list[str]:
-        table = pipeline.distribute(
-            workspace, SWEEP | {"make": ["prepare", "train", "stack"]} | given, dry_run=True
-        ).units
-        return table["unit"][table["state"] == "to do"].tolist()
-
-    stack = "stack DEMO 5 seed 0"
-    assert to_do() == [stack]
-    pipeline.stack(workspace, "DEMO", 5, tuple(MODELS), model_settings=MODELS, folds=2)
-    assert to_do() == []
-    assert to_do(folds=3) == [stack]
-    assert to_do(models=MODELS | {"linear": {"rounds": 11}}) == ["train DEMO 5 linear seed 0", stack]
-    assert len(to_do(data={"labels.k_up": 1.5})) == 4
-
-
-def test_failed_unit_is_named_and_what_does_not_need_it_goes_on(demo, two_cores, tmp_path, call):
-    workspace, file = demo("w"), tmp_path / "sweep.yaml"
-    pipeline.prepare(workspace, "DEMO", (5,), settings=doors.SMALL_DATA)
-    file.write_text("symbols: [DEMO]\nhorizons: [7, 5]\nmodels: [linear, xgboost]\nquick: yes\nmake: [train, stack]\n")
-    code, out, err = call("distribute", file, "--workspace", workspace.root, "--json")
+def test_failed_units_are_named_and_what_does_not_need_them_goes_on(prepared, two_cores, tmp_path, call):
+    sweep = {"symbols": ["NOPE", "DEMO"], "horizons": [7, 5], "models": [*MODELS], "folds": 2, "quick": True}
+    file = tmp_path / "sweep.yaml"
+    file.write_text(json.dumps(sweep | {"make": ["train", "stack"]}))  # JSON is YAML
+    code, out, err = call("distribute", file, "--workspace", prepared.root, "--json")
     assert code == 1, err
     found = json.loads(out)
     rows = {row["unit"]: row for row in found["units"]}
-    assert [rows[name]["state"] for name in found["failed"]] == ["failed", "failed", "not run"]
-    assert [name for name in rows if " 7" in name] == found["failed"]
+    assert [rows[name]["state"] for name in found["failed"]] == ["failed", "failed", "not run"] * 3
+    assert [name for name in rows if "DEMO 5" not in name] == found["failed"]
     assert "horizon 7" in rows["train DEMO 7 linear seed 0"]["reason"]
     assert "train DEMO 7 linear" in rows["stack DEMO 7 seed 0"]["reason"]
-    assert len(made(workspace)) == 3 and {row["model"] for row in found["leaderboard"]} == {
-        "linear",
-        "xgboost",
-        "stack",
+    assert len(made(prepared)) == 3
+    assert {(row["symbol"], row["model"]) for row in found["leaderboard"]} == {
+        ("DEMO", name) for name in ("linear", "xgboost", "stack")
     }
 
 
@@ -163,14 +160,6 @@ def test_unit_that_no_machine_can_run_is_refused(given, words, demo, two_cores):
         pipeline.distribute(demo("w"), SWEEP | given)
 
 
-def test_symbol_that_cannot_be_prepared_leaves_leaderboard_of_the_others(demo, two_cores):
-    workspace = demo("w")
-    pipeline.prepare(workspace, "DEMO", (5,), settings=doors.SMALL_DATA)
-    sweep = SWEEP | {"symbols": ["NOPE", "DEMO"], "models": {"linear": {"rounds": 10}}, "make": ["train"]}
-    result = pipeline.distribute(workspace, sweep)
-    assert result.failed == ["train NOPE 5 linear seed 0"] and list(result.leaderboard["symbol"]) == ["DEMO"]
-
-
 def test_processes_on_ray_share_a_search(prepared, two_cores, call):
     options = {"--symbol": "DEMO", "--horizon": 5, "--trials": 3, "--folds": 2, "--ray": "local"}
     models = ("--model", "linear", "--model", "xgboost", "--set", "rounds=10", "--set", "threads=1")
@@ -193,14 +182,6 @@ def test_processes_that_choose_the_same_settings_search_on(prepared, two_cores):
         prepared, "DEMO", 5, trials=4, models=[*fixed], model_settings=fixed, folds=2, ray="local", mirror="off"
     )
     assert list(found.trials["state"]) == ["complete"] * 4 and found.trials["gain"].nunique() == 1
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray.invalid:6379", "nowhere"])
-def test_address_without_a_cluster_is_refused(address, prepared):
-    words = [sys.executable, "-m", "ml_factory", "auto", "--workspace", prepared.root, "--symbol", "DEMO", "--horizon",
-             "5", "--trials", "1", "--ray", address]  # fmt: skip
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert done.returncode == 2 and f"cluster does not answer [{address}]" in done.stderr, done.stderr
 
 
 # ---- what dies -------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
-"""Two processes as torchrun starts them, over gloo: the numbers of one."""
+"""Two processes with the variables of torchrun, over gloo: the numbers of one."""
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -149,16 +150,30 @@ def work(folder: str) -> None:
     Path(folder, f"{device.processes.rank}.json").write_text(json.dumps(reported))
 
 
+# Imports once for both processes.
+START = """
+import os, sys
+from tests.contract.test_distributed import work
+
+child = os.fork()
+os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(int(not child))
+work(sys.argv[1])
+sys.exit(child and os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     """What both processes ended with: by rank, then by number of parts."""
     folder = tmp_path_factory.mktemp("pair")
-    start = folder / "start.py"
-    start.write_text(f"from tests.contract.test_distributed import work\nwork({str(folder)!r})\n")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", start]
-    alike = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        alike = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2",
+                 "TORCHELASTIC_RUN_ID": "pair", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}  # fmt: skip
     # Processes that are not at the same step wait for each other for ever.
-    done = subprocess.run(command, cwd=ROOT, env=alike, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", START, folder], cwd=ROOT, env=os.environ | alike, capture_output=True, text=True,
+        check=False, timeout=300,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
 

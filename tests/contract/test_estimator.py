@@ -13,7 +13,7 @@ from tests.contract.doors import (
     NeuralClassifier,
     RecurrentSpec,
     Windows,
-    init_network_from_seed,
+    drawn_from,
     weighted_cross_entropy,
 )
 from tests.training.small_run import Kept
@@ -51,7 +51,8 @@ def test_network_initial_weights_depend_on_seed_only():
     weights = []
     for place, seed in enumerate((0, 0, 1)):
         torch.manual_seed(place)
-        network = init_network_from_seed("lstm", LSTM, 5, 8, 3, RecurrentSpec(hidden=4), seed)
+        with drawn_from(seed, "lstm"):
+            network = LSTM(5, 8, 3, RecurrentSpec(hidden=4))
         weights.append(torch.cat([value.flatten() for value in network.state_dict().values()]))
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
 

@@ -31,13 +31,11 @@ def trained(prepared_template, tmp_path_factory) -> Workspace:
     """A workspace with a full run and a later QUICK run of one model, and a QUICK run of another; only read."""
     place = tmp_path_factory.mktemp("finished") / "workspace"
     shutil.copytree(prepared_template, place)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ML_FACTORY_WANDB", "off")
-        with pytest.raises(NotPreparedError, match="No model is finished"):
-            pipeline.leaderboard(place)
-        train(place)
-        for model in ("linear", "lightgbm"):
-            assert train(place, model, quick=True, **FEW).limited == {}
+    with pytest.raises(NotPreparedError, match="No model is finished"):
+        pipeline.leaderboard(place)
+    train(place)
+    for model in ("linear", "lightgbm"):
+        assert train(place, model, quick=True, **FEW).limited == {}
     return Workspace(place)
 
 
@@ -151,7 +149,7 @@ def test_leaderboard_rows_are_those_of_evaluate_and_of_full_runs_first(trained, 
     full = train(trained).run_id
     assert table.loc["linear", "run_id"] == full == pipeline.predict(trained, "DEMO", 5, "linear").run_id
     assert "full run of 2" in compared.choices["linear"]
-    own = pipeline.backtest(trained, "DEMO", 5, "linear", run_id=full).own
+    own = pipeline.backtest(trained, "DEMO", 5, "linear", run=full).own
     assert table.loc["linear", "net"] == own["net"] and f"{own['net']:,.0f}" in found.summary()
     words = ("leaderboard", "--workspace", trained.root, "--horizon", 5, "--json", "--out", tmp_path / "board.csv")
     code, out, err = call(*words)
@@ -234,7 +232,9 @@ def test_backtest_rule_that_never_reverses_exits_as_labels_do(place):
     assert clear.sum() > 20 and same.mean() > 0.95  # bars that hold both are resolved by minute bars in labels alone
 
 
-def test_backtest_writes_trades_and_facts_chooses_edge_on_validation_rows_and_counts_rules_by_hand(place, call):
+def test_backtest_writes_trades_and_facts_chooses_edge_on_validation_rows_and_counts_rules_by_hand(
+    place, call, monkeypatch
+):
     found = pipeline.backtest(place, "DEMO", 5, "linear")
     folder = place.results / "DEMO" / found.run_id
     assert (found.path, found.trades_path) == (folder / "backtest.json", folder / "backtest.csv")
@@ -251,16 +251,20 @@ def test_backtest_writes_trades_and_facts_chooses_edge_on_validation_rows_and_co
     assert chosen == [table[table["trades"] >= 30]["net"].idxmax()] == [found.rule["least_edge"]]
     by_hand = pipeline.backtest(place, "DEMO", 5, "linear", split="validation", rule=TradingRule(least_edge=0.05))
     assert by_hand.own["net"] == pytest.approx(table.loc[0.05, "net"]) and by_hand.luck["trials"] == 3
-    # A rule chosen by hand on test rows is a trial, once.
+    # A rule chosen by hand on test rows is a trial, once; what it leaves open is chosen on validation rows.
+    monkeypatch.setattr("ml_factory.workflows.backtest.FEWEST_TRADES", 5)
     verb = ("backtest", "--workspace", place.root, "--horizon", 5, "--model", "linear", "--json")
     for trials, words, rule in (
         (4, ("--least-edge", 0.05), {"least_edge": 0.05}), (4, ("--least-edge", 0.05), {"flat_at_session_end": True}),
-        (5, ("--overnight",), {"flat_at_session_end": False}), (6, ("--daily-loss-limit", 9), {"daily_loss_limit": 9}),
+        (5, ("--overnight", "--spread", 6), {"flat_at_session_end": False}),
+        (6, ("--daily-loss-limit", 9), {"daily_loss_limit": 9}),
     ):  # fmt: skip
         code, out, err = call(*verb, *words)
         assert code == 0, err
         facts = json.loads(out)
         assert facts["luck"]["trials"] == trials and facts["by_hand"] and rule.items() <= facts["rule"].items()
+        tried = [one["least_edge"] for one in facts["least_edges"] if one["chosen"]]
+        assert "--overnight" not in words or tried == [facts["rule"]["least_edge"]] != [0]
     assert pipeline.leaderboard(place).trials == {"DEMO": 6}
 
 

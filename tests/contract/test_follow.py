@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -187,6 +188,7 @@ def test_serve_follow_started_again_prints_every_answer_and_ends_quietly(
         end += 29
 
     monkeypatch.setattr(follow, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    monkeypatch.setitem(sys.modules, "ml_factory.serving.app", None)  # a file is followed without the web framework
     for _ in range(2):
         code, out, err = call("serve", made.bundles["DEMO", "xgboost"], "--follow", path, "--json", "--no-clock")
         assert code == 0 and err.count("\n") == 1 and "waiting for bars after" in err

@@ -58,6 +58,7 @@ def all_figures() -> dict:
     seen = np.searchsorted(coarse.known_at, base.known_at, side="right") - 1
     history = pd.DataFrame({"epoch": [1, 2, 3], "train_loss": [1.1, 1.0, 0.9], "val_loss": [1.1, 1.05, 1.06]})
     folds = pd.DataFrame({"fold": [0, 1, 2], "log_loss_gain": [0.01, -0.02, 0.03], "gain_se": [0.01, 0.01, np.nan]})
+    folds["name"] = "model"
     balance = pd.DataFrame({"short": [300, 20], "neutral": [300, 60], "long": [400, 20]}, index=[5, 20])
     frame_p = pd.DataFrame(P, INDEX, ["p_short", "p_neutral", "p_long"])
     return {
@@ -81,7 +82,7 @@ def all_figures() -> dict:
         "probabilities": plots.plot_probabilities(frame_p, CLOSE),
         "shares": plots.plot_variable_shares(SHARES),
         "attention": plots.plot_attention(ATTENTION),
-        "paths": plots.plot_fold_scores(folds, folds.rename(columns={"fold": "path"}).assign(name="model")),
+        "paths": plots.plot_fold_scores(folds, folds.rename(columns={"fold": "path"})),
         "equity": plots.plot_equity(CLOSE[:500].to_frame("model").assign(**dict.fromkeys(CURVES, 0.0)), "model"),
     }
 

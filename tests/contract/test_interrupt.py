@@ -39,6 +39,17 @@ def test_interrupt_message_states_whether_verb_resumes(words, resumed):
     assert what + shlex.join(["python", "-m", "ml_factory", *words]) in interrupt_message(signal.SIGINT, words)
 
 
+@pytest.mark.parametrize(
+    ("words", "again"),
+    [
+        ("train --fresh=true --seed 1", "train --seed 1"), ("run 02 -p FRESH=True -p SEED=1", "run 02 -p SEED=1"),
+        ("auto --config=a.toml --fresh", "auto --config=a.toml --fresh=false"), ("prepare --config a.toml",) * 2,
+    ],
+)  # fmt: skip
+def test_command_that_resumes_opens_no_other_run(words, again):
+    assert interrupt_message(signal.SIGINT, words.split()).endswith(f"resumes the run: python -m ml_factory {again}")
+
+
 def test_interruptible_keeps_ignored_signals_and_runs_in_other_threads():
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:

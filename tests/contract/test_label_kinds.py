@@ -44,9 +44,9 @@ def test_prepare_label_kind_is_certified_stored_and_trained(prepared, every_cut,
 def test_prepare_unknown_or_unsearchable_label_kind_exits_2(prepared, call):
     code, _, err = call("prepare", "--workspace", prepared.root, "--target", "forward_return")
     assert code == 2 and "triple_barrier, direction, trend_scanning, meta" in err
-    words = ("--workspace", prepared.root, "--target", "direction", "--search")
+    words = ("--workspace", prepared.root, "--set", "labels.kind=direction", "--search")
     code, _, err = call("prepare", *words)
-    assert code == 2 and "Only barriers are searched for" in err
+    assert code == 2 and "Only barriers are searched for [--search]" in err  # before any work
     found = pipeline.search_barriers(prepared, "DEMO", 5, doors.BarrierSearchSpec(neutral=(0.02, 0.7), lean=0.5))
     with pytest.raises(SettingsError, match="Only barriers are searched for"):
         asked = doors.DataSpec(labels=doors.LabelSpec(kind="direction"))

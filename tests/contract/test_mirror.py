@@ -208,12 +208,12 @@ def test_pull_keeps_a_local_file_that_was_never_pushed(machines, caplog):
     assert not (two.folder / "results/same.json.kept").exists() and two.push() == []
 
 
-def test_killed_push_leaves_no_manifest_with_missing_parts(machines, monkeypatch):
+def test_killed_push_or_pull_leaves_no_manifest_with_missing_parts_and_moves_no_part_twice(machines, monkeypatch):
     one, two = machines
     for part in range(3):
         write(one, f"set/part-{part}.npy", bytes(1000 + part))
     write(one, "set/manifest.json", json.dumps([f"set/part-{part}.npy" for part in range(3)]).encode())
-    for deaths in range(4):
+    for deaths in (0, 1, 2, 0):
         sent = []
 
         def send(name, path, original=one.remote.put, sent=sent, deaths=deaths):
@@ -228,9 +228,17 @@ def test_killed_push_leaves_no_manifest_with_missing_parts(machines, monkeypatch
                 one.push()
         two.pull()
         assert not (two.folder / "set/manifest.json").exists()
-    assert len(one.push()) == 4  # nothing is known to be level before the pass is over
+    assert one.push() == ["set/manifest.json"]  # each part was compared there when it was sent
     two.pull()
     assert (two.folder / "set/part-2.npy").read_bytes() == bytes(1002)
+    three = Mirror(one.address, one.folder.with_name("three"))
+    get = three.remote.get
+    with monkeypatch.context() as patch:
+        patch.setattr(three.remote, "get", lambda *one: refuse() if "json" in one[0] else get(*one), raising=False)
+        with pytest.raises(WorkspaceError, match="no right"):
+            three.pull()
+    assert not three.has_synchronized()  # an empty machine does not work with a part
+    assert three.pull() == ["set/manifest.json"] and three.has_synchronized()
 
 
 def test_pull_of_file_changed_in_transfer_gets_newest_content(machines, monkeypatch):

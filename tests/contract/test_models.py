@@ -10,7 +10,7 @@ from tests.contract.doors import build_model_from_state, find_model_spec, serial
 T, F = 8, 6
 LIVELY = {"batch": 16, "dropout": 0.1, "lr": 0.02}  # in three epochs of few large steps it learns too little
 SMALL = {
-    "tabular": {"rounds": 24, "block": 8, "depth": 3, "min_leaf": 2.0, "learning_rate": 0.2, "threads": 1},
+    "tabular": {"rounds": 24, "block": 8, "depth": 3, "learning_rate": 0.2, "threads": 1},
     "linear": {"rounds": 24, "block": 8, "threads": 1},
     "network": {"epochs": 3, "batch": 64, "lookback": T, "lr": 0.01, "device": "cpu", "threads": 1},
     "patchtst": {"patch": 4, "stride": 4, "width": 8, "inner": 8, "layers": 1, **LIVELY},

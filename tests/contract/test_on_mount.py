@@ -6,6 +6,7 @@ import random
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -177,6 +178,18 @@ def test_process_that_ends_without_close_releases_its_lease_on_drive(world, spaw
     assert world.manager.phase("p").lease.held and world.manager.wait(30)
     leases = [json.loads(path.read_text()) for path in world.drive.glob("ws/checkpoints/leases/*.json")]
     assert sorted(lease["released"] for lease in leases) == [False, True]
+
+
+def test_session_ends_as_early_as_its_longest_upload_needs(world, monkeypatch):
+    moments, ending, phase = iter((0.0, 1.0, 60.0, 120.0, 180.0, 180.0, 180.0)), [], world.manager.phase("p")
+    clock = SimpleNamespace(**{**vars(time), "perf_counter": moments.__next__})
+    monkeypatch.setattr("ml_factory.checkpoints.manager.time", clock)
+    remote = mirror.open_mirror(str(world.drive / "ws")).remote
+    send = remote.put  # for three minutes, with a beat after each
+    monkeypatch.setattr(remote, "put", lambda *one: (phase.beat(), phase.beat(), send(*one))[2], raising=False)
+    world.save()
+    world.manager.ending = ending.append
+    assert phase.due_in() > 0 and ending == [180.0]
 
 
 def test_heartbeat_goes_on_after_a_disk_that_failed(tmp_path, monkeypatch):

@@ -264,6 +264,9 @@ def test_import_bars_skip_bad_of_clean_file_keeps_all_and_of_hopeless_file_is_re
     make_raw(400).assign(high=1.0).to_csv(tmp_path / "hopeless.csv", index=False)
     with pytest.raises(BarsError, match=r"Every row is bad \[.*hopeless.csv\].*row 0: .*high is not the highest"):
         import_bars(tmp_path / "hopeless.csv", place, "MES", RawBarSpec(skip_bad=True))
+    by_time = make_raw(400).set_index("timestamp")
+    by_time = pd.concat([by_time, by_time[7:8].assign(close=np.nan)])  # a bad row at the minute of a good one
+    assert import_bars(by_time, place, "MES", RawBarSpec(skip_bad=True)).rows == 400
 
 
 def test_import_bars_lines_with_extra_fields_are_refused_with_their_numbers(make_raw, place, tmp_path):

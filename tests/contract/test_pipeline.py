@@ -21,7 +21,7 @@ from tests.small_data import FEW_COLUMNS, SMALL_DATA
 
 pytestmark = pytest.mark.slow  # so that it begins first
 H = 5
-BOOSTER = {"rounds": 30, "depth": 3, "min_leaf": 5.0}
+BOOSTER = {"rounds": 30, "depth": 3}
 NETWORK = {"epochs": 3, "hidden": 4, "lookback": 8, "batch": 128}
 SMALL = {"xgboost": BOOSTER, "lightgbm": BOOSTER, "catboost": BOOSTER, "lstm": NETWORK}
 P = ["p_short", "p_neutral", "p_long"]
@@ -254,8 +254,9 @@ def test_predict_bars_before_test_rows_raise_unless_all_rows(finished, tmp_path)
 
 
 def test_stack_of_two_models_writes_pooled_predictions_and_report(prepared, drawn):
-    result = pipeline.stack(prepared, "DEMO", H, ("xgboost", "lightgbm"), folds=2, quick=True, mirror="off")
-    assert list(result.weights.index) == ["xgboost", "lightgbm"] and result.limited
+    own = {"folds": 2, "quick": True, "model_settings": {"xgboost": {"rounds": 5}, "lightgbm": {"rounds": 5}}}
+    result = pipeline.stack(prepared, "DEMO", H, ("xgboost", "lightgbm"), **own, mirror="off")
+    assert list(result.weights.index) == ["xgboost", "lightgbm"] and result.limited == {"folds": 2}
     printed = pipeline.load_predictions(prepared, "DEMO", H, "stack")
     np.testing.assert_allclose(printed[P].sum(axis=1), 1, atol=1e-9)
     assert result.report_path.is_file()
@@ -271,12 +272,13 @@ def test_stack_of_two_models_writes_pooled_predictions_and_report(prepared, draw
     assert table.loc["equal_pool", "log_loss"] == pytest.approx(-np.log(happened).mean(), rel=1e-6)
     assert "the plain mean of its models (equal_pool)" in result.summary()
     assert "the plain mean of its models (equal_pool)" in result.report_path.read_text()
-    again = pipeline.stack(prepared, "DEMO", H, ("xgboost", "lightgbm"), folds=2, quick=True, mirror="off")
+    again = pipeline.stack(prepared, "DEMO", H, ("xgboost", "lightgbm"), **own, mirror="off")
     assert again.predictions_hash == result.predictions_hash and again.artifact == result.artifact
     new = pipeline.predict(prepared, "DEMO", H, "stack", all_rows=True).frame
     np.testing.assert_allclose(new.loc[printed.index, P], printed[P], rtol=0, atol=1e-9)
     assert new.index[-1] == pipeline.load_features(prepared, "DEMO").index[-1]
-    pipeline.cross_validate(prepared, "DEMO", H, "linear", folds=2, quick=True)
+    own = {"folds": 2, "quick": True, "model_settings": {"rounds": 5}}
+    assert pipeline.cross_validate(prepared, "DEMO", H, "linear", **own).limited == {}  # our own limit
     compared = pipeline.evaluate(prepared, "DEMO", H)
     assert {"stack", "xgboost", "lightgbm"} < set(compared.metrics["name"])
     assert "linear (QUICK), 2 folds: gain over" in compared.report_path.read_text()  # other periods too

@@ -58,6 +58,10 @@ def test_prepare_keeps_given_calendar_and_tick_until_changed(workspace):
     assert (again.market["calendar"], again.market["tick"]) == ("24h", 0.5)
     other = pipeline.prepare(workspace, "ODD", (10,), settings=doors.DataSpec(features=FEW_COLUMNS, calendar="cme"))
     assert (other.market["calendar"], other.market["tick"]) == ("cme", 0.5)
+    assert "off_tick" in set(given.bar_findings["kind"])
+    strict = doors.DataSpec(doors.RawBarSpec(strict=True), FEW_COLUMNS, calendar="24h", tick=0.5)
+    with pytest.raises(BarsError, match=r"off the tick.* 0\.5"):
+        pipeline.prepare(workspace, "ODD", (10,), data=workspace.raw_bars("ODD"), settings=strict)
 
 
 def test_prepare_labels_and_windows_span_sessions_only_with_span(workspace, every_cut, call):
@@ -94,7 +98,7 @@ def place(tmp_path, monkeypatch) -> Workspace:
 
 
 def test_prepare_with_preprocess_steps_fits_trains_and_predicts_with_steps(place):
-    raw(place, BARS[:8000])
+    raw(place, BARS[:8000].assign(close=BARS["close"][:8000].map("{:,.2f}".format)))
     steps = ("robust", {"step": "pca", "share": 0.9}, "standard")
     pipeline.prepare(place, "MES", (5,), settings=doors.DataSpec(features=FEW_COLUMNS, preprocess=steps))
     data = doors.load_dataset(place, "MES", 5)
@@ -106,6 +110,9 @@ def test_prepare_with_preprocess_steps_fits_trains_and_predicts_with_steps(place
     columns = ["p_short", "p_neutral", "p_long"]
     np.testing.assert_allclose(new.loc[printed.index, columns], printed[columns], atol=1e-12)
     assert trained.report_path.is_file()
+    store, found = doors.DatasetStore.current(place.processed("MES")), doors.Findings()
+    doors.audit_prepared_files(place, store, doors.load_bars(place, "MES")[0], (5,), found)
+    assert not found.leaks  # however the prices are stored
 
 
 @pytest.mark.soak

@@ -2,6 +2,7 @@
 
 import gzip
 import os
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,7 @@ import pytest
 
 from ml_factory.errors import BarsError, SettingsError
 from ml_factory.storage.workspace import Workspace
-from tests.contract.doors import RawBarSpec, RollSpec, import_bars, load_bars, read_bars_table, validate_bars
+from tests.contract.doors import RawBarSpec, RollSpec, custom, import_bars, load_bars, read_bars_table, validate_bars
 from tests.data.bar_findings import finding_of
 from tests.small_data import SMALL_DATA
 
@@ -238,16 +239,22 @@ def test_import_bars_contracts_without_common_minute_reports_unjoined_roll(two_c
     )
 
 
-def test_prepare_with_mid_session_roll_ends_labels_at_roll(shared_data, tmp_path):
+def test_prepare_with_mid_session_roll_ends_labels_at_roll(shared_data, tmp_path, monkeypatch):
     from ml_factory import pipeline  # here, since no other test of this file needs it and it takes a second
 
     table = pd.read_parquet(shared_data / "bars" / "ES_contracts_lean_1m.parquet")
     table[table["timestamp"] < "2014"].to_parquet(tmp_path / "es.parquet")
     at = pd.Timestamp("2013-12-18 15:00", tz="UTC")
     rolled = RollSpec(forced=(("ES201403", str(at)),))
+    monkeypatch.setattr(custom, "_FEATURES", {})
+    custom.feature(lambda bars: np.append(0.0, np.diff(np.log(bars.close))), memory=2, name="last_step")
+    settings = replace(SMALL_DATA, features=replace(SMALL_DATA.features, custom=("last_step",)))
     source, place = tmp_path / "es.parquet", tmp_path / "workspace"
-    pipeline.prepare(place, "ES", (20,), data=source, roll=rolled, settings=SMALL_DATA)
+    pipeline.prepare(place, "ES", (20,), data=source, roll=rolled, settings=settings)
     assert pipeline.certificate(tmp_path / "workspace", "ES", 20).passed  # also of cuts before the first roll
+    stored = pipeline.load_features(place, "ES")["last_step"]
+    tried = pipeline.try_feature(place, "ES", "last_step")[stored.index]
+    assert np.array_equal(tried.astype("float32"), stored)  # at prices without the roll's step
     labels = pipeline.load_labels(tmp_path / "workspace", "ES", 20)
     before = labels[(labels.index <= at) & (labels.index > at - pd.Timedelta("100min"))]
     assert len(before) > 15 and (before["label_end"] <= at + pd.Timedelta("5min")).all()

@@ -39,6 +39,8 @@ def test_shards_weights_logs_and_run_of_resnet50_are_in_the_bucket(machine, shar
     bucket = machine("one")
     for part, folder in zip(("train", "test"), shards, strict=True):
         (folder / "note.txt").write_text("no shard")
+        for more in sorted(folder.glob("s-*"))[2:]:  # the other test has all of them
+            more.unlink()
         doors.Mirror(f"{bucket}/{part}", folder).push()
     for source, message in ((f"{bucket}/none", "No shards here"), (f"{bucket}/test/missing.tar", r"missing\.tar")):
         with pytest.raises(FactoryError, match=message):
@@ -53,7 +55,7 @@ def test_shards_weights_logs_and_run_of_resnet50_are_in_the_bucket(machine, shar
     run = f"slice/results/resnet50/{facts['run']}"
     assert {"model-chkpt.pt", "logs/worker-0.log", f"{run}/result.json", f"{run}/weights.state"} <= set(found)
     assert sum(name.startswith("logs/events.out.tfevents.") for name in found) == 1
-    assert sum(name.startswith("train/s-") for name in found) == 4  # nothing else was deleted
+    assert sum(name.startswith("train/s-") for name in found) == 2  # nothing else was deleted
     log = (tmp_path / "seen" / "logs" / "worker-0.log").read_text()
 
     first = weights_of(place)

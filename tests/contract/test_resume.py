@@ -13,7 +13,7 @@ from tests.contract.doors import find_model_spec, serialize_state
 T, F, TRAIN = 8, 6, 250
 OF_EACH_FAMILY = ("xgboost", "linear", "lstm")
 SETTINGS = {
-    "tabular": {"rounds": 40, "block": 10, "depth": 4, "min_leaf": 2.0, "threads": 1, "patience": 0},
+    "tabular": {"rounds": 40, "block": 10, "depth": 4, "threads": 1, "patience": 0},
     "linear": {"rounds": 40, "block": 10, "threads": 1, "patience": 0},
     "network": {"epochs": 4, "batch": 64, "lookback": T, "device": "cpu", "threads": 1, "dropout": 0.3},
     "patchtst": {"patch": 4, "stride": 4, "width": 8, "inner": 8, "layers": 1},

@@ -258,7 +258,7 @@ def test_start_shows_what_fails_at_the_example_and_not_what_the_guard_refuses(ma
 
     with pytest.raises(ZeroDivisionError):  # so the first request compiles nothing
         Failing.load(path)
-    assert doors.ServedBundle.load(replace(given, example={}).save(tmp_path / "b")).symbol == "DEMO"
+    assert doors.ServedBundle.load(doors.write_bundle(replace(given, example={}), tmp_path / "b")).symbol == "DEMO"
 
 
 def test_every_request_of_openapi_page_answers_as_it_describes(client):

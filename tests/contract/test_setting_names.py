@@ -52,6 +52,8 @@ def test_own_settings_num_epochs_of_booster_becomes_rounds():
         ("xgboost", {"batch_size": 64}, "Unknown setting .*batch_size.*class_weight, column_sample, depth"),
         ("linear", {"learning_rate": 0.1}, "Unknown setting .*block, class_weight, clip"),
         ("lstm", {"max_depth": 3}, "Unknown setting .*accumulate, batch"),
+        ("catboost", {"min_leaf": 5.0}, "Unknown setting .*min_leaf"),
+        ("lstm", {"mixed_precision": [1]}, r"mixed_precision.*got \[1\].*no, fp32"),
         ("lstm", {"mixed_precision": "fp8"}, "mixed_precision.*no, fp32, bf16, fp16, auto"),
         ("lstm", {"gradient_checkpointing": "yes"}, "gradient_checkpointing.*True or False"),
         ("lstm", {"batch_size": 64, "batch": 64}, "given twice.*batch and batch_size"),

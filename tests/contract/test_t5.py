@@ -132,8 +132,9 @@ def test_guides_command_names_the_file_it_wants_and_trains_with_one(monkeypatch,
             code = int(stop.code or 0)
         return code, *capsys.readouterr()
 
-    code, _, err = call("--workspace", tmp_path)
-    assert code == 2 and "--data FILE.tsv" in err and "--fake_data" in err
+    for words in ((), ("--data", "tweets.tsv", "--fake_data")):
+        code, _, err = call("--workspace", tmp_path, *words)
+        assert code == 2 and "--data FILE.tsv" in err and "--fake_data" in err
     seen = []
     monkeypatch.setattr(t5, "run_t5", lambda place, training, **more: seen.append((training, more)) or {})
     assert call("--data", "tweets.tsv", "--model", "t5-base", "--batch_size", "8", "--accumulate=4")[0] == 0

@@ -1,16 +1,17 @@
 """Every unit of work, killed with SIGKILL before any durable operation, ends with the bytes of the uninterrupted one.
 
-The real command line in a process of its own dies at a drawn operation (`crash/sitecustomize.py`). The disk is kept,
-lost in part (later checkpoints, their descriptions, results) or holds a damaged newest checkpoint; then the same
-command runs to its end.
+The real command line in a process of its own dies at a drawn operation. The disk is kept, lost in part (later
+checkpoints, their descriptions, results) or holds a damaged newest checkpoint; then the same command runs to its end.
 """
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
 import sys
+import threading
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,6 @@ from tests.contract import doors
 from tests.contract.profiles import examples
 
 pytestmark = pytest.mark.slow  # so that it begins first
-ROOT = Path(__file__).resolve().parents[2]
 DATA = ("--symbol", "DEMO", "--horizon", "6", "--json")
 TREES = {"rounds": 40, "block": 5, "depth": 3, "threads": 1, "patience": 0}
 NETWORK = {"epochs": 3, "batch": 128, "lookback": 8, "threads": 1, "dropout": 0.2, "save_seconds": 0.0}
@@ -79,28 +79,71 @@ def write_texts(folder: Path) -> None:
     (folder / "text.txt").write_text("\n".join(" ".join(luck.choice(words, 12)) + "." for _ in range(300)))
 
 
-def run(words: list[str], workspace: Path, folder: Path, die_at: int) -> subprocess.CompletedProcess:
+# Imported once; each run is a fork.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload([__name__, "sklearn.linear_model", "scipy.stats", "xgboost"])
+
+
+def die_before(die_at: int) -> list[str]:
+    """Kill this process, and all it starts, before its n-th durable operation on files (0: never); return those done.
+
+    What a program has written survives a crash only after os.replace, os.rename, os.fsync or os.ftruncate: a process
+    that dies before the n-th of these, for every n, meets every state that a crash can leave.
+    """
+    done, lock, main_process = [], threading.Lock(), os.getpid()
+
+    def watched(name: str, operation):
+        def call(*given, **more):
+            with lock:
+                done.append(name)
+                if (len(done), os.getpid()) == (die_at, main_process):  # what children do is counted with nobody
+                    os.killpg(0, signal.SIGKILL)
+            return operation(*given, **more)
+
+        return call
+
+    for name in ("replace", "rename", "fsync", "ftruncate"):
+        setattr(os, name, watched(name, getattr(os, name)))
+    return done
+
+
+def command(words: list[str], folder: Path, die_at: int) -> None:
+    """The command line in this process, a group of its own; its output, and its durable operations, are in files."""
+    os.setsid()
+    os.chdir(folder)
+    for number, name in enumerate(("out", "err"), 1):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    warnings.simplefilter("error")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("ML_FACTORY_", "WANDB_"))}
+    os.environ.clear()
+    os.environ |= kept | {"ML_FACTORY_WANDB": "off", "ML_FACTORY_SAVE_MINUTES": "0"}
+    sys.argv, done = ["ml_factory", *words], die_before(die_at)
+    try:
+        doors.cli.main()
+    finally:
+        Path("count").write_text(str(len(done)))
+
+
+def run(words: list[str], workspace: Path, folder: Path, die_at: int) -> tuple[int, str, str]:
+    """Exit code, standard output, standard error."""
     words = [word.format(workspace=workspace) for word in words]
     if "--output-dir" not in words:
         words += ["--workspace", str(workspace)]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("ML_FACTORY_", "WANDB_"))}
-    paths = os.pathsep.join([str(Path(__file__).parent / "crash"), str(ROOT)])
-    crash = {"CRASH_AT": str(die_at), "CRASH_COUNT": str(folder / "count"), "PYTHONPATH": paths}
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "ml_factory", *words],
-        env=kept | crash | {"ML_FACTORY_WANDB": "off", "ML_FACTORY_SAVE_MINUTES": "0"}, cwd=folder,
-        capture_output=True, text=True, start_new_session=True, timeout=300, check=False,
-    )  # fmt: skip
+    process = FORKS.Process(target=command, args=(words, folder, die_at))
+    process.start()
+    process.join(300)
+    return process.exitcode, (folder / "out").read_text(), (folder / "err").read_text()
 
 
-def facts(done: subprocess.CompletedProcess, workspace: Path) -> dict:
+def facts(done: tuple[int, str, str], workspace: Path) -> dict:
     """What the command reports of its results, and the bytes of what is prepared and proved."""
-    assert done.returncode == 0, done.stderr[-2000:]
-    printed = json.loads(done.stdout)
+    code, out, err = done
+    assert code == 0, err[-2000:]
+    printed = json.loads(out)
     kinds = ("data/processed/DEMO/*/*_h6.*", "data/processed/*/*/*.npy", "results/*/*/model/model.safetensors",
              "results/*/*/weights.state")  # fmt: skip
     files = [path for kind in kinds for path in sorted(workspace.glob(kind))]
-    assert files, f"no result of {done.args}"
+    assert files, f"no result: {out}"
     return {name: printed[name] for name in FACTS if name in printed} | {path.name: path.read_bytes() for path in files}
 
 
@@ -146,9 +189,9 @@ def templates(tmp_path_factory):
                 pipeline.train(place, "DEMO", 6, model, quick=True, mirror="off")
             whole = Path(shutil.copytree(place.root, folder / unit / "whole"))
             done = run(words, whole, folder / unit, 0)
-            assert not any(noise in done.stderr for noise in ("torchao", "Writing model"))  # of libraries
+            assert not any(noise in done[2] for noise in ("torchao", "Writing model"))  # of libraries
             # What an epoch after the best one does shows nowhere.
-            assert "epochs=3" not in words or json.loads(done.stdout)["best_epoch"] == 3
+            assert "epochs=3" not in words or json.loads(done[1])["best_epoch"] == 3
             kept[unit] = place.root, facts(done, whole), int((folder / unit / "count").read_text())
         return kept[unit]
 
@@ -167,10 +210,10 @@ def test_killed_before_any_durable_operation_ends_with_same_bytes(unit, moments,
     workspace = Path(shutil.copytree(start, folder / "workspace"))
     assert operations > 5
     for moment in moments:
-        done = run(words, workspace, folder, 1 + int(moment * (operations - 1)))
-        if done.returncode == 0:  # resumed near its end: fewer operations were left
+        code, _, err = run(words, workspace, folder, 1 + int(moment * (operations - 1)))
+        if code == 0:  # resumed near its end: fewer operations were left
             break
-        assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
+        assert code == -signal.SIGKILL, err[-2000:]
         DISKS[disk](workspace, moment)
     assert facts(run(words, workspace, folder, 0), workspace) == whole
     shutil.rmtree(folder)

@@ -219,7 +219,7 @@ def test_restore_run_restores_last_checkpoints_of_all_phases_and_part_files(tmp_
     }  # fmt: skip
     with CheckpointManager(tmp_path / "two/c", run="r") as manager:
         snapshot = snapshot_of(manager, tmp_path / "two")
-        assert doors.try_restore_from_wandb("r", doors.ArtifactRegistry(tmp_path / "m"), ["model"], snapshot)
+        assert doors.restore_from_wandb("r", doors.ArtifactRegistry(tmp_path / "m"), ["model"], snapshot)
         found = manager.load_latest_checkpoint("folds_lstm")
         assert found["sequence"] == 2 and found["state"]["history"] == [1, 2]
         assert found["state"]["weights"].tolist() == [0, 1, 2, 3, 4]
@@ -277,14 +277,21 @@ def test_wandb_checkpoint_versions_keep_newest_and_user_aliased(tmp_path, servic
         assert manager.load_latest_checkpoint("p")["state"] == {"number": 5}
 
 
-@pytest.mark.parametrize("answer", ["import time; time.sleep(1000)", "raise RuntimeError('no key " + KEY + "')"])
-def test_try_restore_from_failing_service_warns_once_and_goes_offline(tmp_path, monkeypatch, service, caplog, answer):
+@pytest.mark.parametrize(
+    ("answer", "seconds", "more"),  # -60: the process does not end by its own deadline
+    [("import time; time.sleep(1000)", 2.0, 900.0), ("import time; time.sleep(1000)", 2.0, -60.0),
+     ("raise RuntimeError('no key " + KEY + "')", 60.0, 900.0)],
+)  # fmt: skip
+def test_run_that_failing_service_does_not_restore_warns_once_and_goes_offline(
+    tmp_path, monkeypatch, service, caplog, answer, seconds, more
+):
     service(answer)
-    monkeypatch.setattr(doors.wandb_restore, "ANSWER_SECONDS", 2.0 if "sleep" in answer else 60.0)
-    with CheckpointManager(tmp_path / "c", run="r") as manager:
-        assert doors.wandb_mirror_mode("auto") == "online"
-        snapshot = snapshot_of(manager, tmp_path)
-        assert doors.try_restore_from_wandb("r", doors.ArtifactRegistry(tmp_path / "m"), ["model"], snapshot) == ""
+    monkeypatch.setattr(doors.wandb_restore, "ANSWER_SECONDS", seconds)
+    monkeypatch.setattr(doors.wandb_restore, "FETCH_SECONDS", more)
+    settings = doors.RunSettings("DEMO", 5, "linear", "train", 0, True, "0" * 64)
+    assert doors.wandb_mirror_mode("auto") == "online"
+    with doors.open_run(Workspace(tmp_path), settings, doors.RunOptions(mirror="auto")):
+        pass
     assert len(caplog.records) == 1 and "Nothing is restored" in caplog.text and KEY not in caplog.text
     assert doors.wandb_mirror_mode("auto") == "offline"  # nothing waits for it again
 

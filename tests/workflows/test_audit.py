@@ -53,7 +53,7 @@ def test_cli_audit_with_leaky_feature_names_leak_and_exits_1(prepared, monkeypat
     with pytest.raises(NotPreparedError, match=f"looks ahead.*{first}"):
         pipeline.train(prepared, "DEMO", 5, "xgboost")
     monkeypatch.setattr(build, "build_features", honest)
-    assert pipeline.audit(prepared, "DEMO", cuts=2).passed  # mended, it is proved again
+    assert pipeline.audit(prepared, "DEMO", 5, cuts=2).passed  # mended, it is proved again
 
 
 def from_memory(bars, met={}):  # noqa: B006 - the fault to be found

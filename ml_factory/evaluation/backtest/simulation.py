@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.resample import segments_of_bars, trading_intervals
+from ml_factory.data.resample import known_at_index, segments_of_bars, trading_intervals
 from ml_factory.data.sessions import (
     DAY_NS,
     HOLE_MINUTES,
@@ -29,6 +29,7 @@ from ml_factory.errors import BarsError
 from ml_factory.evaluation.backtest.contracts import ContractSpec, contract_spec
 from ml_factory.evaluation.backtest.fill_kernel import END, EXITS, HOLE, ROLL, SESSION, STAY, simulate_fills_kernel
 from ml_factory.evaluation.intervals import FEWEST, newey_west_standard_error
+from ml_factory.evaluation.luck import sharpe_moments
 from ml_factory.models.base import check_settings
 
 NEVER = np.iinfo(np.int64).max
@@ -60,7 +61,8 @@ class TradingRule:
     """Rule that turns forecasts into positions of one contract.
 
     horizon : bars that a position is held at most, the bar of its fill included; None: until another exit
-    least_edge : least |p_long - p_short| of a forecast that opens a position
+    least_edge : least |p_long - p_short| of a forecast that opens a position; None: the verb `backtest` chooses it on
+        validation rows, and `run` opens at any
     reverse : a forecast of the other side closes the position and opens its own; False: it is ignored
     barriers : exit at the label's barriers, columns `up` and `down` of the forecasts, where they have them
     flat_at_session_end : close at the last bar of the scheduled session, and open nothing across its edge
@@ -69,7 +71,7 @@ class TradingRule:
     """
 
     horizon: int | None = None
-    least_edge: float = 0.0
+    least_edge: float | None = None
     reverse: bool = True
     barriers: bool = True
     flat_at_session_end: bool = True
@@ -139,10 +141,7 @@ def run(
         trades, floats, equity, held,
     )  # fmt: skip
     table = _trade_table(trades[:made], floats[:made], start, known_at, spec)
-    curve = pd.DataFrame(
-        {"equity": equity, "position": held, "session": session},
-        index=pd.DatetimeIndex(known_at.view("M8[ns]"), tz="UTC", name="known_at"),
-    )
+    curve = pd.DataFrame({"equity": equity, "position": held, "session": session}, index=known_at_index(known_at))
     notional = float(prices[3][0]) * spec.multiplier
     a_year = _count_sessions_in_year(spec.calendar, int(start[0]))
     return Backtest(table, curve, backtest_metrics(table, curve, spec.tick_value, notional, a_year))
@@ -221,7 +220,7 @@ def _forecast_orders(predictions: pd.DataFrame, start: np.ndarray, close: np.nda
         side = np.sign(predictions["side"].to_numpy(float))
     else:
         edge = predictions["p_long"].to_numpy(float) - predictions["p_short"].to_numpy(float)
-        side = np.where(np.abs(edge) >= rule.least_edge, np.sign(edge), 0.0)
+        side = np.where(np.abs(edge) >= (rule.least_edge or 0.0), np.sign(edge), 0.0)
     bar = np.searchsorted(start, known)
     inside = bar < len(start)
     inside[inside] &= start[bar[inside]] - known[inside] <= rule.longest_wait_minutes * MINUTE_NS
@@ -318,20 +317,16 @@ def session_gains(equity: pd.DataFrame) -> np.ndarray:
 
 
 def sharpe_ratio(returns: np.ndarray) -> tuple[float, float]:
-    """Return (mean / deviation of a period's return, its standard error under autocorrelation).
+    """Return (the ratio of `sharpe_moments`, its standard error under autocorrelation).
 
     Lo (2002), "The Statistics of Sharpe Ratios": the delta method on mean and variance, whose influence on the ratio is
     z - SR / 2 (z² - 1) with z the standardised return. Its long-run variance by Newey and West; for independent normal
     returns it is Lo's 1 + SR² / 2. NaN for constant returns; no error below 8 of them.
     """
-    returns = np.asarray(returns, np.float64)
-    deviation = returns.std() if len(returns) else 0.0
-    if not deviation > 0:
-        return NAN, NAN
-    z = (returns - returns.mean()) / deviation
-    ratio = float(returns.mean() / deviation)
-    if len(returns) < FEWEST:
+    ratio, _, _, count = sharpe_moments(returns)
+    if count < FEWEST or np.isnan(ratio):
         return ratio, NAN
+    z = (returns - returns.mean()) / returns.std()
     return ratio, newey_west_standard_error(z - ratio / 2 * (z**2 - 1), 1)[0]
 
 
