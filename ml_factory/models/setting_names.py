@@ -93,10 +93,10 @@ def parse_name_value_texts(texts: Iterable[str], where: str, example: str) -> di
     found: dict[str, str] = {}
     for text in texts:
         name, sign, value = (piece.strip() for piece in text.partition("="))
-        if not sign or not name:
+        if not (sign and re.fullmatch(r"[A-Za-z_][\w.]*", name)):
             raise SettingsError(
                 "A setting is NAME=VALUE", where=where, got=repr(text), wanted=f"such as {example}",
-                next_step="correct it",
+                next_step="correct it; several in one text are separated by commas",
             )  # fmt: skip
         if name in found:
             raise SettingsError("A setting is given twice", where=where, got=name, next_step="leave one of them out")

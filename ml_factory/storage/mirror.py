@@ -25,7 +25,7 @@ _FETCHES = 5  # of a file that changes meanwhile
 _HEAD = 1 << 20  # bytes that a pull brings of a file that verifies itself, such as a checkpoint: its header
 _KEPT = ".kept"  # suffix of a local file in whose place the remote's came, and of a torn checkpoint
 _GONE = ".gone"  # suffix of a checkpoint that the user removed on the remote
-_UNFINISHED = ".mirror-unfinished"  # name of a file that stands while a first pull has not ended
+_PULLED = ".mirror-pulled"  # name of a file that stands once a pull has ended
 LOOK_AGAIN_SECONDS = 60.0  # between the two looks that must agree before
 _ANNOUNCED = 50_000_000  # bytes of a transfer that gets a line
 _log = logging.getLogger("ml_factory")
@@ -88,7 +88,7 @@ class Mirror:
 
     def has_synchronized(self) -> bool:
         """Return True when this mirror holds what a pull that ended has brought."""
-        return bool(self._ledger()) and not (self.folder / _UNFINISHED).exists()
+        return bool(self._ledger()) and (self.folder / _PULLED).exists()
 
     def pull(self, *places: str) -> list[str]:
         """Download files that are new or changed on the remote, and return their names; delete local files that were
@@ -112,8 +112,6 @@ class Mirror:
                     wanted.append((name, facts, known is None))
             whole = [facts["size"] for name, facts, _ in wanted if not self._is_head_enough(name, facts)]
             self._announce("Downloading from", sum(whole))
-            if not ledger:
-                (self.folder / _UNFINISHED).touch()
             try:
                 for name, facts, is_first in wanted:
                     try:
@@ -136,7 +134,7 @@ class Mirror:
                         os.replace(path, path.with_name(path.name + _GONE))
                     path.unlink(missing_ok=True)
             self._merge_ledger(ledger, (), gone)
-            (self.folder / _UNFINISHED).unlink(missing_ok=True)
+            (self.folder / _PULLED).touch()
             return pulled
 
     def _is_head_enough(self, name: str, facts: dict) -> bool:

@@ -378,7 +378,12 @@ class Bucket:
             yield
         except Exception as error:
             retry = import_module_or_explain("gcsfs.retry")
-            is_away = retry.is_retriable(error) or isinstance(error, retry.google.auth.exceptions.TransportError)
+            sign_in = retry.google.auth.exceptions
+            if isinstance(error, sign_in.RefreshError | retry.ChecksumError) or getattr(error, "code", 0) == 401:
+                is_away = False  # an answer, although the client tries these again
+            else:
+                away = sign_in.TransportError | TimeoutError | ConnectionError
+                is_away = retry.is_retriable(error) or isinstance(error, away)
             raise (UnresponsiveMountError if is_away else WorkspaceError)(
                 "The bucket refused or did not answer", where=f"{self._address}/{name}".rstrip("/"),
                 got=f"{type(error).__name__}: {error}"[:300],

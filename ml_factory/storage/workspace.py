@@ -89,8 +89,7 @@ class Workspace:
         a mount and a bucket have a local working copy, `root`: models and results are downloaded at once, checkpoints
         and a symbol's bars and data when they are first used, and `push` uploads what was written.
 
-    Attributes: `address`, what was given, with which another process opens this workspace; `root`, the local folder;
-    `in_verb`, True for the workspace of a running verb.
+    Attributes: `address`, what was given, with which another process opens this workspace; `root`, the local folder.
 
     Raises WorkspaceError when the root is a file, cannot be written, or does not answer where it is elsewhere.
     """
@@ -104,8 +103,9 @@ class Workspace:
         self.address: str = text
         self._mirror = open_mirror(text) if "://" in text or mount_of(text) else None
         # A verb's own functions open its workspace again: what it has pulled is there.
-        self.in_verb: bool = isinstance(root, Workspace) and root.in_verb
-        self._pulled: set[str] = root._pulled if isinstance(root, Workspace) and root.in_verb else set()
+        outer = root if isinstance(root, Workspace) and root._verb else None
+        self._verb: list[str] = outer._verb if outer else []  # the outermost verb that runs on it
+        self._pulled: set[str] = outer._pulled if outer else set()
         self.root = Path(text) if self._mirror is None else self._mirror.folder
         self._checkpoints = self.root / "checkpoints"
         folders = (self.raw, self.root / "data" / "processed", self.models, self._checkpoints, self.results)
@@ -232,13 +232,13 @@ def push_workspace_on_exit(verb: Verb) -> Verb:
     @functools.wraps(verb)
     def run(workspace: "str | os.PathLike | Workspace | None", *args: Any, **settings: Any) -> Any:
         workspace = Workspace(workspace)
-        if workspace.in_verb:  # the verb around it uploads at its end
+        if workspace._verb:  # which uploads at its end
             return verb(workspace, *args, **settings)
-        workspace.in_verb = True
+        workspace._verb.append(verb.__name__)
         try:
             return verb(workspace, *args, **settings)
         finally:
-            workspace.in_verb = False
+            workspace._verb.clear()
             if process_rank() == 0:
                 workspace.push()
 

@@ -105,7 +105,7 @@ class SliceSettings:
 
 
 def read_settings(path: Path | None) -> SliceSettings:
-    """Return the settings of the environment and of the file, which wins. Raises SettingsError, BarsError."""
+    """Return the settings of the environment and of the file, which wins. Raises SettingsError, FileError."""
     given = {_ALIASES.get(name, name): os.environ[name] for name in (*VARIABLES, *_ALIASES) if os.environ.get(name)}
     given |= _read_file(path) if path is not None else {}
     where = path or "environment"

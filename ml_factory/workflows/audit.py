@@ -91,7 +91,7 @@ def audit(
     started, workspace, symbol = time.perf_counter(), Workspace(workspace), check_symbol(symbol)
     models = [find_model_spec(name).name for name in models or MODELS]
     store = DatasetStore.current(workspace.processed(symbol))
-    horizons = check_horizons(store.horizons if horizons is None else horizons)
+    horizons = check_horizons(horizons or store.horizons)
     data = load_dataset(workspace, symbol, horizons[0])  # refuses bars or code that changed since they were prepared
     bars, _ = load_bars(workspace, symbol, stored_data_settings(store).bars)
     spec = ProofSpec(cuts=FULL_CUTS if cuts is None else cuts)

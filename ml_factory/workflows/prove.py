@@ -142,13 +142,13 @@ def _audit_bars(workspace: Workspace, store: DatasetStore, bars: pd.DataFrame, f
     raw = read_bars_table(require_raw_bars(workspace, symbol))
     plain = replace(settings, strict=False, minutes=None) == RawBarSpec() and {"timestamp", *PRICES} <= set(raw.columns)
     # An import writes float64; float32 is read to its shortest decimals, and text may be in any notation.
-    exact = plain and (raw.dtypes[[*PRICES]] == np.float64).all()
+    exact = plain and all(raw[name].dtype == np.float64 or raw[name].dtype.kind in "iu" for name in PRICES)
     if exact and isinstance(raw["timestamp"].dtype, pd.DatetimeTZDtype):
         raw = raw.set_index("timestamp")[[*PRICES]]
         raw = raw[~raw.index.duplicated(keep="last")].reindex(given.index)
         if not raw["close"].isna().any():  # end-stamped bars cannot be joined by start time
             reference = "the raw file's rows of the same minute"
-            found.add(compare("bars", given[[*PRICES]], raw, reference))
+            found.add(compare("bars", given[[*PRICES]], raw.astype(np.float64), reference))
 
 
 def _audit_rows(store: DatasetStore, bars: pd.DataFrame, horizons: Sequence[int], found: Findings) -> None:

@@ -4,13 +4,16 @@ another goes on.
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from google.auth.exceptions import RefreshError
 
 from ml_factory import pipeline
 from ml_factory.data.synthetic import synthetic_bars
-from ml_factory.errors import WorkspaceError
+from ml_factory.errors import UnresponsiveMountError, WorkspaceError
 from ml_factory.storage.workspace import Workspace
 from tests.contract.doors import ArtifactRegistry, Bucket, mirror
 from tests.small_data import SMALL_DATA
@@ -119,6 +122,10 @@ def test_bucket_out_of_reach_leaves_the_local_copy_and_an_empty_machine_refuses(
     mirror.open_mirror(machine("two")).remote = away
     with pytest.raises(WorkspaceError, match="did not answer"):
         Workspace(place)
+    away._files = SimpleNamespace(exists=Mock(side_effect=RefreshError("invalid_grant")))
+    with pytest.raises(WorkspaceError, match="sign-in") as refused:  # a sign-in that ended is an answer
+        away.remove("note.json")
+    assert not isinstance(refused.value, UnresponsiveMountError)
 
 
 @pytest.mark.parametrize("machine", ["bucket"], indirect=True)

@@ -232,6 +232,7 @@ def test_killed_push_or_pull_leaves_no_manifest_with_missing_parts_and_moves_no_
     two.pull()
     assert (two.folder / "set/part-2.npy").read_bytes() == bytes(1002)
     three = Mirror(one.address, one.folder.with_name("three"))
+    three.fetch("set/part-0.npy")
     get = three.remote.get
     with monkeypatch.context() as patch:
         patch.setattr(three.remote, "get", lambda *one: refuse() if "json" in one[0] else get(*one), raising=False)

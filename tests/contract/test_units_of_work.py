@@ -4,6 +4,7 @@ The real command line in a process of its own dies at a drawn operation. The dis
 checkpoints, their descriptions, results) or holds a damaged newest checkpoint; then the same command runs to its end.
 """
 
+import atexit
 import json
 import multiprocessing
 import os
@@ -121,6 +122,7 @@ def command(words: list[str], folder: Path, die_at: int) -> None:
     try:
         doors.cli.main()
     finally:
+        atexit._run_exitfuncs()  # which a fork of multiprocessing leaves out
         Path("count").write_text(str(len(done)))
 
 
@@ -132,6 +134,8 @@ def run(words: list[str], workspace: Path, folder: Path, die_at: int) -> tuple[i
     process = FORKS.Process(target=command, args=(words, folder, die_at))
     process.start()
     process.join(300)
+    if process.is_alive():
+        os.killpg(process.pid, signal.SIGKILL)
     return process.exitcode, (folder / "out").read_text(), (folder / "err").read_text()
 
 

@@ -24,3 +24,12 @@ def test_workspace_on_colab_uses_drive_and_raises_if_drive_is_not_mounted(tmp_pa
     assert not (tmp_path / "MyDrive").exists()
     (tmp_path / "MyDrive").mkdir()
     assert Workspace().root == tmp_path / "MyDrive" / "ml_factory"
+
+
+def test_workspace_that_a_verb_hands_out_is_uploaded_by_later_verbs(tmp_path, monkeypatch):
+    pushed = []
+    monkeypatch.setattr(Workspace, "push", lambda self: pushed.append(self.root))
+    verb = module.push_workspace_on_exit(lambda workspace: Workspace(workspace))
+    outer = module.push_workspace_on_exit(verb)
+    verb(outer(tmp_path))
+    assert pushed == [tmp_path] * 2
