@@ -175,6 +175,10 @@ class DatasetStore:
         labels = pd.read_parquet(self._valid_path(self._horizon_file("labels", horizon, "parquet")))
         return labels.assign(barrier=labels["barrier"].astype(pd.CategoricalDtype(list(BARRIERS))))
 
+    def load_label_moments(self, horizon: int) -> pd.DatetimeIndex:
+        """Return when the row of each label is known, UTC, without reading the labels."""
+        return pd.read_parquet(self._valid_path(self._horizon_file("labels", horizon, "parquet")), columns=[]).index
+
     def load_splits(self, horizon: int) -> dict[str, np.ndarray]:
         """Return name -> int64 positions into the labels' rows."""
         stored = files.read_json(self._valid_path(self._horizon_file("splits", horizon, "json")))

@@ -316,7 +316,7 @@ def _result(
     balance = pd.DataFrame({horizon: facts["balance"] for horizon, facts in stored.items()}).T.rename_axis("horizon")
     parts = {(horizon, part): stored[horizon]["parts"][part] for horizon in horizons for part in SPLITS}
     last = horizons[-1]
-    weeks = interval_week_numbers(store.load_labels(last).index[store.load_splits(last)["test"]])
+    weeks = interval_week_numbers(store.load_label_moments(last)[store.load_splits(last)["test"]])
     spanned, proof = count_interval_weeks(weeks), describe_proof_of_store(store, last)
     how, resumed = "found as prepared before" if reused else "prepared now", None if reused else found
     if resumed is not None:

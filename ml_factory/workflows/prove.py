@@ -184,19 +184,19 @@ def _audit_splits(labels: pd.DataFrame, splits: Mapping, spec: SplitSpec, horizo
 def _audit_scaler(store: DatasetStore, horizon: int, found: Findings, *, columns: int | None = None) -> None:
     """Refit the stored scaler, and the steps before it, on the stored training rows and compare.
 
-    columns : number of columns of a lone scaler to compare, drawn at random; None: all.
+    columns : number of adjacent columns of a lone scaler to compare, drawn at random; None: all.
     """
     steps = stored_data_settings(store).preprocess
     given = found.given("scaler", store.load_scaler(horizon))
     given = given if isinstance(given, dict) else given.to_dict()
     with progress_phase(f"refitting scaler {horizon}") as done:
-        train = store.load_labels(horizon).index[store.load_splits(horizon)["train"]]
+        train = store.load_label_moments(horizon)[store.load_splits(horizon)["train"]]
         rows, values, features = store.known_at.searchsorted(train), store.values, len(store.feature_names)
         if columns and len(steps) == 1 and steps[0] in SCALERS and features > columns:
-            some = np.sort(seeded_generator("scaler columns", horizon).choice(features, columns, replace=False))
-            values, rows = values[rows[:, None], some], np.arange(len(rows))
-            numbers = [name for name in ("center", "scale", "knots") if name in given]
-            given = {**given, **{name: np.asarray(given[name])[some].tolist() for name in numbers}}
+            first = int(seeded_generator("scaler columns", horizon).integers(features - columns + 1))
+            some = slice(first, first + columns)
+            values, numbers = values[:, some], [name for name in ("center", "scale", "knots") if name in given]
+            given = {**given, **{name: given[name][some] for name in numbers}}
         done(len(rows))
         wanted = fit_preprocessing_steps(steps, values, rows)
     part = f"scaler h{horizon}"
