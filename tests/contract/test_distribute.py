@@ -66,7 +66,7 @@ def made(workspace: Workspace) -> dict[str, str]:
     return {one.facts["run_id"]: one.hash for one in doors.ArtifactRegistry(workspace.models).list("DEMO")}
 
 
-# First: where a process has joined Ray, no address is asked.
+# First: where a process has joined Ray, no address is tried.
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray.invalid:6379", "nowhere"])
 def test_address_without_a_cluster_is_refused(address, prepared, call):
     words = ("--workspace", prepared.root, "--symbol", "DEMO", "--horizon", 5, "--trials", 1, "--ray", address)

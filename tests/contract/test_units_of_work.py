@@ -97,7 +97,7 @@ def die_before(die_at: int) -> list[str]:
         def call(*given, **more):
             with lock:
                 done.append(name)
-                if (len(done), os.getpid()) == (die_at, main_process):  # what children do is counted with nobody
+                if (len(done), os.getpid()) == (die_at, main_process):  # what children do is not counted
                     os.killpg(0, signal.SIGKILL)
             return operation(*given, **more)
 
