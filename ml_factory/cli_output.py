@@ -18,7 +18,7 @@ stderr_console = Console(stderr=True, highlight=False)
 
 
 @contextmanager
-def cli_progress_bars(what: str = "working", console: Console = stderr_console) -> Iterator[None]:
+def cli_progress_bars(what: str, console: Console = stderr_console) -> Iterator[None]:
     """Show a progress bar per phase on a terminal, else a line every few seconds; of several processes rank 0 does.
 
     what : the work as a whole, whose seconds continue between the phases.
@@ -27,10 +27,12 @@ def cli_progress_bars(what: str = "working", console: Console = stderr_console) 
         yield
         return
     if not console.is_terminal:
-        with Heartbeat(lambda line: console.print(line, soft_wrap=True), what, first=1.5):
+        with Heartbeat(lambda line: console.out(line, highlight=False), what, first=1.5):
             yield
         return
-    with Progress(BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console) as bars:
+    with Progress(
+        BarColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn(), console=console
+    ) as bars:
         tasks = {None: bars.add_task(what, total=None)}
 
         def draw(one: ProgressPhase) -> None:
@@ -69,7 +71,7 @@ def cli_training_progress(model: str) -> Iterator[Callable[[int, dict], None]]:
 def print_status(line: str) -> None:
     """Print a line on standard error; of several processes rank 0 does."""
     if process_rank() == 0:
-        stderr_console.print(line)
+        stderr_console.out(line, highlight=False)
 
 
 def run_verb(as_json: bool, what: str, work: Callable[[], Any]) -> Any:

@@ -102,7 +102,7 @@ def _describe(value: object, seen: dict[int, str], inside: tuple[int, ...] = ())
 
 def _of_class(kind: type, seen: dict[int, str]) -> Iterator[object]:
     """Yield the bases, the members, and the default factories of a dataclass."""
-    if kind.__module__.partition(".")[0] in sys.stdlib_module_names or kind.__module__.startswith("torch"):
+    if kind.__module__.partition(".")[0] in {*sys.stdlib_module_names, "torch"}:
         return
     for base in kind.__bases__:
         yield _describe(base, seen)

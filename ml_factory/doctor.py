@@ -1,10 +1,8 @@
 """Check this machine, the installation and the workspace, with advice for each problem."""
 
-import importlib
-
 from ml_factory.checkpoints.schedule import configured_hours_remaining
 from ml_factory.errors import SettingsError
-from ml_factory.lazy_module import EXTRAS, missing_package_error
+from ml_factory.lazy_module import EXTRAS, LazyModule, missing_package_error
 from ml_factory.models.base import installed_library_versions
 from ml_factory.process_identity import cores
 from ml_factory.storage.files import files
@@ -23,6 +21,7 @@ NEEDED = (
 MODELS = ("xgboost", "lightgbm", "catboost", "torch")
 OPTIONAL = ("papermill", "wandb")
 LITTLE_SPACE = 2_000_000_000
+device, spec = LazyModule("ml_factory.training.device"), LazyModule("ml_factory.training.spec")
 
 
 def run_doctor_checks(workspace: Workspace) -> dict[str, dict]:
@@ -37,8 +36,6 @@ def run_doctor_checks(workspace: Workspace) -> dict[str, dict]:
         good = not missing or name in EXTRAS  # the base prepares and predicts without what an extra brings
         checks[name] = {"value": versions.get(name, "absent"), "good": good, "advice": advice if missing else ""}
     if "torch" in versions:
-        # Imported here, so that the other verbs start without torch.
-        device, spec = (importlib.import_module(f"ml_factory.training.{name}") for name in ("device", "spec"))
         checks["device"] = {"value": device.pick_device(spec.TrainSpec()).kind}
     checks["cores"] = {"value": str(cores())}
     if on_colab():

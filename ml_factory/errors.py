@@ -60,6 +60,10 @@ class CheckpointError(FactoryError):
     """A state that cannot be saved or loaded."""
 
 
+class NonFiniteError(CheckpointError):
+    """A weight or an optimizer tensor is not finite: such a state is never saved."""
+
+
 class NotPreparedError(FactoryError):
     """Output of an earlier step that does not exist yet."""
 
@@ -123,7 +127,3 @@ def check_known(what: str, where: object, name: str, known: Collection[str]) -> 
     if name not in known:
         raise SettingsError(what, where=where, got=repr(name), next_step=did_you_mean(name, known))
     return name
-
-
-class NonFiniteError(CheckpointError):
-    """A weight or an optimizer tensor is not finite: such a state is never saved."""

@@ -16,6 +16,7 @@ import pandas as pd
 from IPython import get_ipython
 from IPython.display import Image, display
 
+from ml_factory.argument_checks import DEMOS
 from ml_factory.errors import NotPreparedError
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.registry import available_models, find_model_spec
@@ -104,7 +105,7 @@ def list_workspace_choices(workspace: Workspace, chosen: SimpleNamespace) -> dic
     prepared = "current.json" in files.names(processed)
     done = sorted(name for names in progress(workspace, chosen.symbol).values() for name in names)
     found = {
-        "symbol": sorted({"DEMO", "DEMO-NULL", *markets(workspace)["symbol"]}),
+        "symbol": sorted({*DEMOS, *markets(workspace)["symbol"]}),
         "horizon": sorted(stores.DatasetStore.current(processed).horizons) if prepared else [],
         "model": [
             name for name in done if name in available_models() and chosen.family in ("", find_model_spec(name).family)

@@ -10,6 +10,7 @@ from ml_factory.workflows.backtest import backtest
 from ml_factory.workflows.clean import clean
 from ml_factory.workflows.cross_validate import cross_validate
 from ml_factory.workflows.distribute import distribute
+from ml_factory.workflows.explain import explain
 from ml_factory.workflows.export import export
 from ml_factory.workflows.export_data import export_data
 from ml_factory.workflows.inspect_data import (
@@ -17,7 +18,6 @@ from ml_factory.workflows.inspect_data import (
     draw_cuts,
     draw_gaps,
     draw_split,
-    explain,
     feature_families,
     frame_alignment,
     gap_table,

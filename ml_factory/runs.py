@@ -28,6 +28,7 @@ from ml_factory.process_identity import cores
 from ml_factory.settings import TASKS, RunSettings
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.files import files, stored_path
+from ml_factory.storage.mirror import push_in_background
 from ml_factory.storage.workspace import Workspace, check_symbol
 from ml_factory.tracking.tracker import Tracker
 from ml_factory.tracking.wandb_process import disable_wandb, wandb_mirror_mode
@@ -86,7 +87,8 @@ class RunOptions:
     source : "wandb" loads finished models from W&B, "registry" asks there only for what the workspace lacks.
     mirror : Weights & Biases: "auto" (online where there is a key), "offline" or "off".
     uncertified : accept data that has no certificate.
-    on_status : called with one line before the work: what was found, and what is done now.
+    on_status : called with one line before the work, and before that of each base model: what was found, and what is
+        done now.
     """
 
     seed: int = 0
@@ -120,8 +122,8 @@ class FitCheckpoints:
     """Checkpoints of one fit: `due`, `load` and `save` of a phase, with its progress in numbers and its machines.
 
     machine : this machine, as of `run_machine_facts`.
-    tracker : log of the fit, which is put on the disk before each save, so that no checkpoint is ahead of it. An epoch
-        is saved before it is logged: a run killed in between logs it first when it resumes.
+    tracker : log of the fit, which is put on the disk before each save. An epoch is saved before it is logged: a run
+        killed in between logs it first when it resumes.
     trained_on : as of `ModelBase.trained_on`, for readers of the checkpoint alone.
     machine_differences : between the machines of the fit's sessions.
     """
@@ -177,10 +179,12 @@ def progress_words(metrics: Mapping | None) -> str:
     return f"epoch {metrics['epochs']}, step {metrics['step']}" if "step" in metrics else "a checkpoint"
 
 
-def open_run_checkpoints(workspace: Workspace, run: "RunFolder") -> CheckpointManager:
+def open_run_checkpoints(workspace: Workspace, run: "RunFolder", **options: Any) -> CheckpointManager:
     """Open the checkpoints of this run, saved on the environment's schedule, and before this session ends."""
-    folder = workspace.checkpoints_of(run.run_id)
-    return CheckpointManager(folder, checkpoint_minutes_from_environment(), run=run.run_id, ending=is_session_ending)
+    return CheckpointManager(
+        workspace.checkpoints_of(run.run_id), checkpoint_minutes_from_environment(), run=run.run_id,
+        ending=is_session_ending, **options,
+    )  # fmt: skip
 
 
 # ---- runs ----------------------------------------------------------------------------------------------------------
@@ -249,6 +253,7 @@ class Run(RunFolder):
         check_packages_installed("sklearn", "matplotlib", "jinja2")
         facts = {"environment": self.machine, "sources": self.settings.sources, "commit": code_commit()}
         self.record(self.settings.to_dict() | facts)
+        push_in_background(self.folder)  # a machine may vanish before the end of the verb, which pushes all
 
     @property
     def machine(self) -> dict:
@@ -318,7 +323,7 @@ class Run(RunFolder):
         record = files.read_json_or_none(self.folder / "run.json")
         if reached := self.progress():
             before = record.get("environment") if isinstance(record, dict) else None
-            elsewhere = ", ".join(describe_differences(before, self.machine))
+            elsewhere = ", ".join(describe_differences(before, self.machine)) if before else ""  # not known without
             mark = f" on another machine ({elsewhere}): continued, not bit-exact" if elsewhere else ""
             return f"Found {what}: unfinished at {reached} ({self.run_id}). Resumes from there{mark}."
         if record is not None and not self.ended:

@@ -53,7 +53,7 @@ HOMES = {
 # A recipe adds data, a network and a loss: these belong to the loop, its devices and its checkpoints.
 NOT_IN_RECIPES = (
     "torch.optim", "torch_xla", "ml_factory.training.optim", "ml_factory.checkpoints.checkpoint_folder",
-    "ml_factory.checkpoints.checkpoint_file",
+    "ml_factory.storage.checkpoint_file",
 )  # fmt: skip
 IMPORTERS = ("import_module", "import_module_or_explain", "LazyModule")  # functions that import by name
 HEAVY = ("torch", "xgboost", "lightgbm", "catboost", "sklearn", "numba", "pandas", "matplotlib", "wandb", "IPython")

@@ -3,8 +3,8 @@
     from utils.colab_setup import setup_colab_environment
     env_info = setup_colab_environment()
 
-The same call works on Colab, on a workstation and in CI. Only the standard library is imported here, so it also runs
-before any package is installed.
+The same call works on Colab, on a workstation and in CI. Nothing that is to be installed is imported here, so it also
+runs before any package is.
 """
 
 import contextlib

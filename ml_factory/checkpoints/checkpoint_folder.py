@@ -15,21 +15,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ml_factory.checkpoints.checkpoint_file import (
+from ml_factory.errors import CheckpointError, FactoryError, WorkspaceError
+from ml_factory.storage.checkpoint_file import (
     read_checkpoint,
     read_checkpoint_info,
     verify_checkpoint,
     write_checkpoint,
 )
-from ml_factory.errors import CheckpointError, FactoryError, WorkspaceError
 from ml_factory.storage.files import files, mount_of
-from ml_factory.storage.mirror import open_mirror, opened_mirror, verify_fetched
+from ml_factory.storage.mirror import open_mirror, opened_mirror
 from ml_factory.storage.remote import LEASES
 
 _MIN_KEPT = 2
 _FILE = re.compile(r"(.+)\.(\d+)\.ckpt")
 _log = logging.getLogger("ml_factory")
-verify_fetched(".ckpt", verify_checkpoint)
 
 
 class CheckpointFolder:

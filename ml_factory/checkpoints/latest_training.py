@@ -37,9 +37,10 @@ def latest_training_checkpoint(folder: CheckpointFolder, phase: str, run: str = 
     saved = [entry for entry in folder.list_trainings(phase) if run in ("", entry["run"])]
     finished = [entry for entry in _registered(folder, phase) if run in ("", entry.facts.get("run_id"))]
     finished_runs = {entry.facts.get("run_id") for entry in finished}
-    found: list[tuple[str, dict | Artifact]] = []
-    found += [(entry["saved_at"], entry) for entry in saved if entry["run"] not in finished_runs]
-    found += [(entry.registered_at, entry) for entry in finished]
+    found: list[tuple[str, dict | Artifact]] = [
+        *((entry["saved_at"], entry) for entry in saved if entry["run"] not in finished_runs),
+        *((entry.registered_at, entry) for entry in finished),
+    ]
     for _, entry in sorted(found, key=lambda pair: pair[0], reverse=True):
         checkpoint = (
             _from_artifact(entry, phase) if isinstance(entry, Artifact) else _from_files(folder, phase, entry["run"])

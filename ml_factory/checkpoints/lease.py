@@ -1,6 +1,6 @@
 """Lease with a fence: two machines never own one phase of a run.
 
-    checkpoints/leases/{phase}.json     {"session", "fence", "beat", "lock", "host", "seen", "released"}
+    checkpoints/leases/{run and phase}.json     {"session", "fence", "beat", "lock", "host", "seen", "released"}
 
 Within one machine the kernel's lock decides (`storage.locks`). A living session renews its lease each minute. Another
 one takes over at once what was released, what is older than a quarter of an hour by the wall clock, and what belonged

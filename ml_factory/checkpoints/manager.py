@@ -156,7 +156,7 @@ class PhaseCheckpoints:
         def pushed() -> None:
             # Else it was torn, and set aside; or a push that a beat had queued behind the upload found nothing left.
             if saved["status"] == LOCAL and files.is_file(saved["path"]):
-                _set_status(saved, COPIED if mirror.remote.may_drop_files else SAVED)
+                _set_status(saved, COPIED if mirror.remote.is_mount else SAVED)
                 _save_seconds[self.folder.folder] = time.perf_counter() - began
 
         mirror.push_in_background(self.folder.place(self.run), check=self.lease.check, done=pushed)
@@ -288,7 +288,7 @@ class CheckpointManager:
     folder : folder of all runs' checkpoints (`workspace.checkpoints`).
     auto_save_minutes : interval of saves that are not forced. The first is made at once, and for this long after it one
         every two minutes: a new run has most to lose.
-    keep_last : number of checkpoints kept of each phase, at least two; the best one is kept in addition.
+    keep_last : number of checkpoints kept of each phase (1 keeps two); the best one is kept in addition.
     run : name of the run, usually a fingerprint; a run never loads another run's checkpoint. Without one,
         `load_latest_checkpoint` finds the newest that any training of this workspace saved.
     ending : returns True when the session is about to end, given the seconds until a save is in the workspace (on the

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
-from cyclopts.validators import Number
 
 from ml_factory.argument_checks import DEMO, check_file_exists, check_horizon, check_seed, quick_from_environment
 from ml_factory.cli_output import print_status
@@ -16,8 +15,6 @@ from ml_factory.models.setting_names import parse_name_value_texts, parse_settin
 from ml_factory.own_modules import import_own_modules
 from ml_factory.storage.files import files
 from ml_factory.storage.workspace import Workspace, check_symbol, workspace_symbols
-
-AT_LEAST_0, AT_LEAST_1 = Parameter(validator=Number(gte=0)), Parameter(validator=Number(gte=1))
 
 
 def _check_horizons(_: object, given: int | Sequence[int]) -> None:
@@ -33,7 +30,7 @@ Horizons = Annotated[tuple[int, ...], Parameter("--horizon", help="Several times
 Model = Annotated[str, Parameter(help="One of " + ", ".join(available_models()) + ".")]
 Models = Annotated[Texts, Parameter("--model", help="Several times; empty: all.")]
 Finished = Annotated[str, Parameter(help="A finished model, or stack.")]
-Folds = Annotated[int, Parameter(help="Number of test blocks, or of blocks to combine.")]
+Folds = Annotated[int, Parameter(help="Number of test blocks (combinatorial: of the blocks to combine).")]
 Seed = Annotated[int, Parameter(help="Same seed, same data, same result.", validator=lambda _, seed: check_seed(seed))]
 Quick = Annotated[bool, Parameter(help="Limit training (never data or labels).")]
 Fresh = Annotated[bool, Parameter(help="Open a new run; the old one stays.")]

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from ml_factory.argument_checks import check_file_exists
 from ml_factory.cli_output import cli_progress_bars, print_json, print_status, stderr_console
-from ml_factory.commands.options import AT_LEAST_0, AT_LEAST_1, Fresh, Json, Place, Seed
+from ml_factory.commands.options import Fresh, Json, Place, Seed
 from ml_factory.errors import SettingsError
 from ml_factory.lazy_module import LazyModule, check_packages_installed
 from ml_factory.process_identity import process_rank, wants_bfloat16
@@ -23,8 +24,9 @@ resnet50_file = LazyModule("ml_factory.recipes.resnet50")
 sdce_run = LazyModule("ml_factory.recipes.sdce_run")
 t5_file, compress_file = LazyModule("ml_factory.recipes.t5"), LazyModule("ml_factory.recipes.compress")
 
+AT_LEAST_0, AT_LEAST_1 = Parameter(validator=Number(gte=0)), Parameter(validator=Number(gte=1))
 Count = Annotated[int, AT_LEAST_1]
-CountOrNone = Annotated[int, AT_LEAST_0]
+CountOrZero = Annotated[int, AT_LEAST_0]
 
 
 def shards(
@@ -69,7 +71,7 @@ def resnet50(
     batch_size: Annotated[Count, Parameter(env_var="BATCH_SIZE")] = 128,
     test_set_batch_size: Annotated[Count, Parameter(env_var="TEST_BATCH_SIZE")] = 64,
     lr: float = 2e-3, weight_decay: float = 0.05, warmup: float = 0.1, log_steps: Count = 10, device: str = "auto",
-    precision: str = "auto", threads: CountOrNone = 0, classes: int = 10, width: int = 64, stem: str = "small",
+    precision: str = "auto", threads: CountOrZero = 0, classes: int = 10, width: int = 64, stem: str = "small",
     sync_bn: bool = False, label_smoothing: float = 0.1,
     save_model: Annotated[str, Parameter(env_var="SAVE_MODEL")] = "",
     model_bucket: Annotated[str, Parameter(env_var="BUCKET")] = "",
@@ -237,8 +239,8 @@ def t5(
     validation: str = "", test: str = "", validation_share: float = 0.1, test_share: float = 0.1,
     fake_data: bool = False, model: str = "builtin:tiny", from_scratch: bool = False, vocabulary: Count = 2000,
     max_length: Count = 128, num_epochs: Count = 6, batch_size: Count = 64, accumulate: Count = 1,
-    learning_rate: float = 2e-3, weight_decay: float = 0.01, warmup: float = 0.1, patience: CountOrNone = 2,
-    gradient_checkpointing: bool = False, device: str = "auto", precision: str = "auto", threads: CountOrNone = 0,
+    learning_rate: float = 2e-3, weight_decay: float = 0.01, warmup: float = 0.1, patience: CountOrZero = 2,
+    gradient_checkpointing: bool = False, device: str = "auto", precision: str = "auto", threads: CountOrZero = 0,
     save_seconds: Annotated[float, AT_LEAST_0] = 60.0,
 ) -> None:  # fmt: skip
     """Train a T5 to write the label of a text; the same command resumes.
@@ -290,7 +292,7 @@ def t5(
 def compress(
     *, place: Place = Place(), fresh: Fresh = False, model: str = "",
     methods: str = "magnitude:0.5,structured:0.5,int8_dynamic,int8_weights", recovery_epochs: Count = 1,
-    recovery_rate: float = 0.3, rounds: Count = 60, device: str = "auto", threads: CountOrNone = 0,
+    recovery_rate: float = 0.3, rounds: Count = 60, device: str = "auto", threads: CountOrZero = 0,
 ) -> None:  # fmt: skip
     """Prune and quantize a trained T5; one table of size, latency and quality.
 

@@ -2,7 +2,6 @@
 
 import csv
 import gzip
-import importlib
 import io
 import os
 import stat
@@ -16,6 +15,7 @@ from ml_factory.errors import BarsError
 from ml_factory.lazy_module import LazyModule
 from ml_factory.storage.files import mount_of
 
+mirror = LazyModule("ml_factory.storage.mirror")
 pyarrow = LazyModule("pyarrow")  # a service predicts without it
 
 DELIMITERS = (",", ";", "\t", "|")
@@ -56,7 +56,7 @@ def resolve_bars_file(source: str | os.PathLike) -> Path:
     """Return the local path of the user's file; one in a bucket or on a mount is downloaded."""
     address = os.fspath(source) if "://" in os.fspath(source) else os.path.abspath(Path(source).expanduser())
     if "://" in address or mount_of(address):
-        return importlib.import_module("ml_factory.storage.mirror").fetch_file(address)
+        return mirror.fetch_file(address)
     return Path(source).expanduser()
 
 

@@ -52,10 +52,7 @@ def import_bars(
     spec, path = spec or RawBarSpec(), workspace.raw_bars(symbol)
     where = "bars" if isinstance(source, pd.DataFrame) else source
     file = None if isinstance(source, pd.DataFrame) else resolve_bars_file(source)
-    raw = source if file is None else read_bars_table(file, skip_bad=spec.skip_bad)
-    rows, skipped = len(raw) + len(raw.attrs.get("skipped", ())), pd.DataFrame()
-    if spec.skip_bad:
-        raw, skipped = drop_bad_rows(raw, spec, where)
+    raw, skipped, message = read_usable_rows(source if file is None else file, spec, where)
     if roll is None:
         bars, report = validate_bars(
             raw, spec, where=where, symbol=symbol, calendar=calendar, tick=tick, quality=spec.strict
@@ -65,11 +62,7 @@ def import_bars(
     if files.is_file(path):
         _check_bar_length(path, report.minutes)
     path = workspace.raw_bars(symbol, report.minutes)
-    if len(skipped):
-        shown = "; ".join(f"row {row}: {text!r} ({reason})" for row, reason, text in skipped.head(3).to_numpy())
-        message = f"{pluralize_count(len(skipped), 'bad row')} of {rows:,} skipped: {shown}" + "; ..." * (
-            len(skipped) > 3
-        )
+    if message:
         finding = BarFinding("skipped_rows", "mapped", np.empty(0, np.int64), message)
         report = replace(report, findings=(finding, *report.findings))
         files.write(path.with_name(f"{symbol}_skipped.csv"), skipped.to_csv(index=False).encode())
@@ -79,6 +72,24 @@ def import_bars(
         files.write(previous_bars_path(path), files.read(path))
     write_bars(path, bars)
     return report
+
+
+def read_usable_rows(
+    source: pd.DataFrame | Path, spec: RawBarSpec, where: object
+) -> tuple[pd.DataFrame, pd.DataFrame, str]:
+    """Read a local file, or take a table; with `spec.skip_bad` without the rows that cannot be bars.
+
+    Returns (rows, skipped rows, the message that names the first of these, or "").
+    """
+    raw = source if isinstance(source, pd.DataFrame) else read_bars_table(source, skip_bad=spec.skip_bad)
+    if not spec.skip_bad:
+        return raw, pd.DataFrame(), ""
+    count = len(raw) + len(raw.attrs.get("skipped", ()))
+    raw, skipped = drop_bad_rows(raw, spec, where)
+    shown = "; ".join(f"row {row}: {text!r} ({reason})" for row, reason, text in skipped.head(3).to_numpy())
+    shown += "; ..." * (len(skipped) > 3)
+    message = f"{pluralize_count(len(skipped), 'bad row')} of {count:,} skipped: {shown}"
+    return raw, skipped, message if len(skipped) else ""
 
 
 def previous_bars_path(path: Path) -> Path:

@@ -121,7 +121,7 @@ def independent_row_count(y, p_N3, *, horizon: int = 1) -> float:
     return min(most, spread / variance) if variance > 0 else most
 
 
-def _calibration_interval_of_class(code, p_N3, k: int, *, horizon: int = 1, times_N=None) -> ConfidenceInterval:
+def _calibration_interval_of_class(code, p_N3, k: int, *, horizon: int, times_N=None) -> ConfidenceInterval:
     """Return the 95 % interval of the mean of p_k - 1[y = k], by `gain_interval`.
 
     The difference under each outcome is p_k or p_k - 1, so its memory is that of the forecasts: where they drift slowly

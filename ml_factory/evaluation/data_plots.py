@@ -129,7 +129,7 @@ def plot_frame_alignment(
     visible : per coarse frame int64 (len(base),), position of the bar joined to each base row, -1 for none.
     row : the base row to mark; three hours of bars around it are drawn.
     """
-    now, hour = int(base.known_at[row]), 3_600_000_000_000
+    now, hour = int(base.known_at[row]), 60 * MINUTE_NS
     edges = np.array([now - 2.16 * hour, now, now + 0.84 * hour]).astype(np.int64)
     figure, (ax,) = new_styled_figure("Bars that a row may read", 1.35 + 0.62 * (len(coarse) + 1))
     lanes = [(base, row), *((frame, int(seen[row])) for frame, seen in zip(coarse, visible, strict=True))]

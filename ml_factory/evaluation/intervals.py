@@ -9,6 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from ml_factory.data.sessions import DAY_NS
 from ml_factory.lazy_module import LazyModule
 
 fft, special = LazyModule("scipy.fft"), LazyModule("scipy.special")  # imported when an interval is computed
@@ -16,7 +17,6 @@ MEMORIES = 22  # least number of memories (autocorrelation lengths) for a verdic
 WEEKS = 8  # least number of weeks for a verdict
 FEWEST = 8  # least rows of weight for an interval
 LOWEST = 8  # number of cosines for the memory
-NANOSECONDS_A_DAY = 86_400 * 10**9
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def gain_interval(values_N, w_N=None, *, horizon: int = 1, times_N=None, by_outc
     """
     values_N = np.asarray(values_N, dtype=np.float64)
     w_N = np.ones(len(values_N)) if w_N is None else np.asarray(w_N, dtype=np.float64)
-    counted, nan = w_N > 0, float("nan")
+    counted, nan = w_N > 0, np.nan
     values, w = values_N[counted], w_N[counted]
     n, mean = len(values), float(w @ values / w.sum()) if counted.any() else nan
     if n < FEWEST:
@@ -83,7 +83,7 @@ def gain_interval(values_N, w_N=None, *, horizon: int = 1, times_N=None, by_outc
 
 def interval_week_numbers(times_N) -> np.ndarray:
     """Return the week of each moment, int64 (N,), from Saturday 00:00 UTC: a Sunday evening opening begins a week."""
-    days = np.asarray(times_N, dtype="datetime64[ns]").astype(np.int64) // NANOSECONDS_A_DAY
+    days = np.asarray(times_N, dtype="datetime64[ns]").astype(np.int64) // DAY_NS
     return (days - 2) // 7  # 1970-01-01 was a Thursday
 
 
@@ -206,7 +206,7 @@ def fold_gain_interval(block_means) -> ConfidenceInterval:
     block_means : (K,) the mean gain of each block.
     """
     means = np.asarray(block_means, dtype=np.float64)
-    count, mean, nan = len(means), float(np.mean(means)) if len(means) else float("nan"), float("nan")
+    count, mean, nan = len(means), float(np.mean(means)) if len(means) else np.nan, np.nan
     if count < 2:
         return ConfidenceInterval(mean, nan, nan, nan, count, nan, False, f"{count} blocks, wanted at least 2")
     error = float(means.std(ddof=1) * np.sqrt(1 / count + 1 / (count - 1)))
@@ -219,7 +219,7 @@ def gain_interval_by_class(gain_N3: np.ndarray, y, w=None, *, horizon: int = 1, 
 
     gain_N3 : gain of each row under each class.
     y : labels.
-    w, horizon, times_N : as of `intervals.gain_interval`.
+    w, horizon, times_N : as of `gain_interval`.
     """
     happened = gain_N3[np.arange(len(gain_N3)), np.asarray(y).astype(np.int64) + 1]
     return gain_interval(happened, w, horizon=horizon, times_N=times_N, by_outcome_NK=gain_N3)

@@ -13,8 +13,6 @@ import pandas as pd
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.intervals import MEMORIES, describe_lacking_weeks
 
-EULER = 0.5772156649015329
-NAN = float("nan")
 NORMAL = NormalDist()
 
 
@@ -37,7 +35,7 @@ def sharpe_moments(returns: np.ndarray) -> tuple[float, float, float, int]:
     returns = np.asarray(returns, np.float64)
     deviation = float(returns.std(ddof=1)) if len(returns) > 1 else 0.0
     if not deviation > 0:
-        return NAN, 0.0, 3.0, len(returns)
+        return np.nan, 0.0, 3.0, len(returns)
     z = (returns - returns.mean()) / returns.std()
     return float(returns.mean()) / deviation, float((z**3).mean()), float((z**4).mean()), len(returns)
 
@@ -51,7 +49,7 @@ def probabilistic_sharpe(
     """
     variance = 1 - skewness * sharpe + (kurtosis - 1) / 4 * sharpe**2
     if periods < 2 or not variance > 0:
-        return NAN
+        return np.nan
     return NORMAL.cdf((sharpe - benchmark) * math.sqrt((periods - 1) / variance))
 
 
@@ -81,7 +79,7 @@ def expected_best_sharpe(trials: float, deviation: float) -> float:
     if trials == 1:
         return 0.0
     first, second = NORMAL.inv_cdf(1 - 1 / trials), NORMAL.inv_cdf(1 - 1 / (trials * math.e))
-    return float(deviation * ((1 - EULER) * first + EULER * second))
+    return float(deviation * ((1 - np.euler_gamma) * first + np.euler_gamma * second))
 
 
 def deflated_sharpe(
@@ -96,7 +94,7 @@ def deflated_sharpe(
     deviation : of the ratios of the trials; None: that of ratios without skill over as many periods, 1 / sqrt(periods)
     """
     if periods < 2:
-        return NAN
+        return np.nan
     spread = 1 / math.sqrt(periods) if deviation is None else deviation
     return probabilistic_sharpe(sharpe, periods, skewness, kurtosis, expected_best_sharpe(trials, spread))
 

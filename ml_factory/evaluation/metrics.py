@@ -59,7 +59,7 @@ def negative_log_probabilities(p_N3) -> np.ndarray:
 def row_log_loss(y, p_N3) -> np.ndarray:
     """Return -log of the probability of the outcome, per row: float64 (N,), in nats."""
     code, p_N3 = check_metric_rows(y, p_N3)
-    return -np.log(np.clip(p_N3[np.arange(len(code)), code], FLOOR, 1.0))
+    return negative_log_probabilities(p_N3)[np.arange(len(code)), code]
 
 
 def direction_loss_by_class(p_N3) -> np.ndarray:

@@ -228,7 +228,7 @@ def _bars(
 
 
 def plot_stack_weights(weights: pd.DataFrame) -> Figure:
-    """Plot `Stack.weights()` as bars: 0 ignores a model, 1 takes it unchanged."""
+    """Plot `Stack.weights()` as bars; 0 ignores a model."""
     names = [f"{name}  {weight:.2f}" for name, weight in weights["weight"].items()]
     return _bars("Weights of the stack", names, weights["weight"])
 

@@ -21,7 +21,7 @@ import ml_factory
 from ml_factory.data.quality import OFF_SHARE, ON_SHARE, off_tick_rows
 from ml_factory.data.sessions import PRICES, TRADING_HOURS, MarketSpec
 from ml_factory.data.synthetic import SyntheticSpec, synthetic_market
-from ml_factory.errors import BarsError, CheckpointError, SettingsError
+from ml_factory.errors import BarsError, CheckpointError, SettingsError, refuse_damaged_content
 from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.features.build import feature_column_names
 from ml_factory.features.custom import get_custom_feature
@@ -226,10 +226,11 @@ class Bundle:
         if not isinstance(content, bytes) or sha256(content).hexdigest() != state.get("sha256"):
             raise CheckpointError("This bundle was changed, or is damaged", where=path, got="another SHA-256",
                                   wanted=str(state.get("sha256"))[:12], next_step=_AGAIN)  # fmt: skip
-        parts = deserialize_state(content)
-        reference = parts["reference"] and GuardReference.from_state(parts["reference"])
-        bundle = cls(**parts | {"reference": reference}, where=path)
-        bundle.check()
+        with refuse_damaged_content(CheckpointError, "This bundle is damaged", where=path, next_step=_AGAIN):
+            parts = deserialize_state(content)
+            reference = parts["reference"] and GuardReference.from_state(parts["reference"])
+            bundle = cls(**parts | {"reference": reference}, where=path)
+            bundle.check()
         return bundle
 
     def to_bytes(self) -> bytes:

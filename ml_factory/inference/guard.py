@@ -11,6 +11,7 @@ from functools import cache, partial
 import numpy as np
 import pandas as pd
 
+from ml_factory.argument_checks import check_settings
 from ml_factory.data.quality import OFF_SHARE, ON_SHARE, off_tick_rows
 from ml_factory.data.resample import BarChunk, to_bar_chunk
 from ml_factory.data.sessions import (
@@ -39,7 +40,6 @@ from ml_factory.inference.guard_reference import (
     outcome_losses,
 )
 from ml_factory.inference.stream import START_AGAIN, PredictionStream, predictions_table
-from ml_factory.models.base import check_settings
 from ml_factory.targets.labels import stored_label_classes
 
 ACTIONS = ("ok", "warn", "abstain", "refuse")  # in order of weight

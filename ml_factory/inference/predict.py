@@ -22,7 +22,7 @@ from ml_factory.errors import CheckpointError, FactoryError, SettingsError, refu
 from ml_factory.evaluation.calibration import Calibration, condition_on_classes
 from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.features.build import FeatureSpec, build_features
-from ml_factory.lazy_module import import_module_or_explain
+from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import ModelBase, installed_library_versions, softmax
 from ml_factory.models.registry import build_model_from_state
 from ml_factory.models.session_clock import SessionClockOffset
@@ -30,6 +30,8 @@ from ml_factory.targets.labels import LabelSpec, stored_label_classes
 from ml_factory.targets.make_labels import primary_rule_side
 
 FORMAT = "ml_factory.model/4"
+windows = LazyModule("ml_factory.datasets.windows")  # torch comes with the networks only
+runtime = LazyModule("onnxruntime")  # comes with the extra serve
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,6 @@ class TrainedModel:
         """
         if not self.lookback:
             return self.estimator.predict_proba(scaled_NF[rows])
-        # torch is loaded for networks only: a booster predicts where torch is not installed.
-        windows = import_module_or_explain("ml_factory.datasets.windows")
         return self.estimator.predict_proba(windows.Windows(scaled_NF, rows, self.lookback))
 
     @property
@@ -82,7 +82,7 @@ class TrainedModel:
         return stored_label_classes(self.spec)
 
     def to_state(self) -> dict:
-        """Return the model as plain values, for `save` or the artifact registry."""
+        """Return the model as plain values, for a bundle or the artifact registry."""
         state = {item.name: getattr(self, item.name) for item in fields(self)}
         return {"format": FORMAT, **state, "feature_names": list(self.feature_names)}
 
@@ -140,7 +140,7 @@ _BATCH = 1024  # rows whose windows are gathered at a time
 class GraphModel(TrainedModel):
     """A trained model whose class scores its graph gives.
 
-    graph : bytes of `onnx_export.model_to_onnx`.
+    graph : bytes of `inference.onnx.model_to_onnx`.
     """
 
     graph: bytes = b""
@@ -153,7 +153,6 @@ class GraphModel(TrainedModel):
     @cached_property
     def estimator(self) -> Any:
         """The session of onnxruntime. Raises SettingsError where this onnxruntime cannot read the graph."""
-        runtime = import_module_or_explain("onnxruntime")
         runtime.disable_telemetry_events()
         options = runtime.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = 1, 3
@@ -167,8 +166,8 @@ class GraphModel(TrainedModel):
             ) from error  # fmt: skip
 
     def predict_rows(self, scaled_NF: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        windows = rows[:, None] + np.arange(1 - self.lookback, 1) if self.lookback else rows
-        parts = [windows[first : first + _BATCH] for first in range(0, len(rows), _BATCH)]
+        positions = rows[:, None] + np.arange(1 - self.lookback, 1) if self.lookback else rows
+        parts = [positions[first : first + _BATCH] for first in range(0, len(rows), _BATCH)]
         found = [self.estimator.run([OUTPUT], {INPUT: scaled_NF[part]})[0] for part in parts]
         scores = np.concatenate(found).astype(np.float64)
         stored = self.model_state.get("offset")

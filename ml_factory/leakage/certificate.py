@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import NotPreparedError
 from ml_factory.leakage.tables import Leak
 from ml_factory.redaction import redact_values
@@ -95,6 +96,11 @@ def read_certificate(path: Path) -> Certificate | None:
         return Certificate.from_dict(stored)
     except (KeyError, TypeError, AttributeError):
         return None
+
+
+def stored_certificate(store: DatasetStore, horizon: int) -> Certificate | None:
+    """Read the certificate of a prepared data set; None where it is absent or damaged."""
+    return read_certificate(certificate_path(store.folder.parent, store.fingerprint, horizon))
 
 
 def require_certificate(processed: Path, symbol: str, horizon: int, *, subject: str, code: str) -> Certificate:

@@ -86,7 +86,7 @@ QUICK = ProofSpec(
 
 
 def prove(
-    subject: Any, bars: pd.DataFrame, spec: ProofSpec | None = None, *, facts: dict | None = None,
+    subject: Any, bars: pd.DataFrame, spec: ProofSpec, *, facts: dict | None = None,
     features: Table | None = None, built: Any = None, found: Findings | None = None,
 ) -> Findings:  # fmt: skip
     """Test whether the subject's past depends on its future; return the moments tested, and what was found there.
@@ -104,7 +104,7 @@ def prove(
     built : `workflows.build.Built` of these bars, where it is there: then nothing of it is built again
     found : of other checks, to be added to and returned
     """
-    run = _ProofRun(subject, bars, spec or ProofSpec(), found or Findings())
+    run = _ProofRun(subject, bars, spec, found or Findings())
     with progress_phase("proof", len(bars)) as done:
         run.facts = run.findings.guarded(lambda: subject.facts(bars)) if facts is None else facts
         make = partial(subject.tables, bars, run.facts, features is None, built)
@@ -201,7 +201,7 @@ class _ProofRun:
                 at = {"cut": cut.moment, "disturbance": way, "scope": scope}
                 self.findings.add(compare(part, table.known_by(until), ours, cut.why, found_at=at))
 
-    def perturbed(self, cut: CutPoint, way: str, low: int = 0, high: int | None = None) -> pd.DataFrame:
+    def perturbed(self, cut: CutPoint, way: str, low: int, high: int) -> pd.DataFrame:
         return perturb_future_bars(self.bars.iloc[low:high], cut.first - low, way, bar_minutes=self.bar_minutes)
 
     def check_facts(self, cut: CutPoint) -> None:

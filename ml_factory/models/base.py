@@ -29,8 +29,7 @@ from ml_factory.models.rows import (
 )
 from ml_factory.models.session_clock import SessionClockOffset
 from ml_factory.process_identity import cores
-from ml_factory.storage.serialization import read_state_file as read_state
-from ml_factory.storage.serialization import write_state_file as write_state
+from ml_factory.storage.serialization import read_state_file, write_state_file
 
 WATCHED = ("numpy", "pandas", "scikit-learn", "xgboost", "lightgbm", "catboost", "torch")
 STATE_FORMAT = 3  # of the states of models, and of the checkpoints of their fits
@@ -235,11 +234,11 @@ class ModelBase:
 
     def save(self, path: str | Path) -> None:
         """Write the state to one file (safetensors and JSON, no pickle)."""
-        write_state(path, self.get_state())
+        write_state_file(path, self.get_state())
 
     def load(self, path: str | Path) -> "ModelBase":
         """Load the model that `save` wrote; returns self."""
-        return self.load_state(read_state(path))
+        return self.load_state(read_state_file(path))
 
 
 def check_state_format(stored: Mapping) -> None:
@@ -282,7 +281,8 @@ def _bind_model_to_callbacks(callbacks: Iterable, model: ModelBase) -> list:
         def call(epoch: int, metrics: dict) -> None:
             callback(epoch, metrics, model)
 
-        vars(call).update({"remember": callback.remember} if hasattr(callback, "remember") else {})
+        optional = ("remember", "log_steps")
+        vars(call).update({name: getattr(callback, name) for name in optional if hasattr(callback, name)})
         return call
 
     return [with_model(callback) if _takes_model(callback) else callback for callback in callbacks]

@@ -8,8 +8,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from ml_factory.argument_checks import check_settings
 from ml_factory.lazy_module import LazyModule
-from ml_factory.models.base import check_settings, mean_log_loss, processor_name, softmax
+from ml_factory.models.base import mean_log_loss, processor_name, softmax
 from ml_factory.models.rows import TrainingRows
 from ml_factory.models.tabular import TabularModel, TabularSpec, early_stopping_round
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules import rnn as kernels  # torch_xla puts a GRU of its own in the place of `nn.GRU`, on every device
 
-from ml_factory.models.base import check_settings
+from ml_factory.argument_checks import check_settings
 
 NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 

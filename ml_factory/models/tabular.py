@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
+from ml_factory.argument_checks import check_settings
 from ml_factory.errors import CheckpointError, FactoryError
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import (
@@ -24,7 +25,6 @@ from ml_factory.models.base import (
     ModelFitResult,
     build_model_settings,
     check_checkpoint_of_same_fit,
-    check_settings,
     describe_differences,
     log_flat_training_loss,
     mean_log_loss,

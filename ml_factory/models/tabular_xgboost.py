@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import xgboost as xgb
 
-from ml_factory.models.base import check_settings
+from ml_factory.argument_checks import check_settings
 from ml_factory.models.tabular import BlockListBooster, BlockListTrainer, LeafSizeSpec
 
 _METRIC = "mlogloss"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ml_factory.models.base import check_settings
+from ml_factory.argument_checks import check_settings
 from ml_factory.models.sequence import LSTMLayer
 from ml_factory.models.transformer import check_heads
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ml_factory.argument_checks import check_settings
 from ml_factory.errors import SettingsError
-from ml_factory.models.base import check_settings
 
 FEW = 15  # tokens
 

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
-from ml_factory.errors import FileError
+from ml_factory.errors import FactoryError, FileError
 from ml_factory.recipes.shards import IMAGES, BucketShard, ShardPlan, index_shard_once
 from ml_factory.seeding import seeded_generator
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.training.device import Device
-from ml_factory.training.state import StreamSampler
+from ml_factory.training.sampler import StreamSampler
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM")  # those of IMAGES; Pillow would also start programs for others
 _AT_ONCE = 8  # shards that are fetched and indexed at the same time
@@ -51,7 +51,9 @@ class ShardSamples:
         return ShardPlan(self._shards, self.seed, epoch).order()
 
     def read(self, number: int) -> tuple[np.ndarray, int]:
-        """Return the image uint8 (H, W, 3) and its class. Raises FileError for a broken sample."""
+        """Return the image uint8 (H, W, 3) and its class. Raises FileError for a broken sample, WorkspaceError where a
+        bucket does not answer.
+        """
         shard, key, members = self._rows[number]
 
         def content(suffix: str) -> bytes:
@@ -67,6 +69,8 @@ class ShardSamples:
             suffix = next((one for one in IMAGES if one in members), IMAGES[0])
             image = Image.open(io.BytesIO(content(suffix)), formats=_FORMATS).convert("RGB")
             return np.asarray(ImageOps.fit(image, (self.size, self.size))), label
+        except FactoryError:  # of the bucket
+            raise
         except (OSError, ValueError, SyntaxError, LookupError, Image.DecompressionBombError) as error:
             raise FileError("This sample is broken", where=f"{shard.name}: {key}", got=repr(error)[:200],
                             wanted="an image and its class", next_step="write this shard again") from None  # fmt: skip

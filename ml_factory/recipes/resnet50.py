@@ -75,11 +75,11 @@ def train_resnet50(
         settings, classes="[2, inf)", width=some, image_size=some, workers=some, train_size=any_, test_size=any_,
         stem=STEMS, label_smoothing="[0, 1)",
     )  # fmt: skip
-    spec, device, first = training, pick_device(training), is_writing_process()
+    spec, device, writes = training, pick_device(training), is_writing_process()
     described = {name: settings[name] for name in ("classes", "width", "stem", "sync_bn", "label_smoothing")}
     network = build_resnet50(classes, width, stem, sync_bn=sync_bn, seed=spec.seed)
     initial = _load_weights(network, initial) if initial else ""
-    say = emit if first else (lambda line: None)
+    say = emit if writes else (lambda line: None)
     made = (image_size, classes, spec.seed)
     whole, test_samples = (
         MadeUpSamples(expected or usual, *made) if fake else _open_shards(source, option, expected, *made)
@@ -101,9 +101,9 @@ def train_resnet50(
             say=say,
         ))  # fmt: skip
         if run.done is not None:
-            return run.done | (_save_weights(save_model, model_bucket, run.folder) if first else {})
+            return run.done | (_save_weights(save_model, model_bucket, run.folder) if writes else {})
         say(f"{taught:,} training, {count:,} held-out and {len(test_samples):,} test samples, "
-            f"{run.run.run_id} in {run.folder}")  # fmt: skip
+            f"{run.run_id} in {run.folder}")  # fmt: skip
         feed, held_feed, test_feed = (
             stack.enter_context(closing(ImageBatches(
                 samples, device, training=of == "train", first=first, count=length, workers=workers, seed=spec.seed)))
@@ -127,7 +127,7 @@ def train_resnet50(
         fit = run.train(network, feed, images, spec, validation, settings=kept, data=data, callbacks=(log,))
         found = images.evaluate(network, test_feed, spec.eval_batch)
         facts = {
-            "run": run.run.run_id, "recipe": NAME, **found, **log.end(fit.history, found["accuracy"]),
+            "run": run.run_id, "recipe": NAME, **found, **log.end(fit.history, found["accuracy"]),
             "train_samples": taught, "held_out_samples": count, "test_samples": len(test_samples),
             "settings": settings, "log": logdir or str(log.folder),
         }  # fmt: skip

@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,7 +47,7 @@ MODULES = {
 
 
 @dataclass(frozen=True)
-class RecipeRun:
+class RecipeRun(RunFolder):
     """A run in one process of it.
 
     done : the stored result of a finished run; None where it is open.
@@ -57,16 +56,11 @@ class RecipeRun:
     """
 
     name: str
-    run: RunFolder
     device: Device
     done: dict[str, Any] | None = None
     tracker: Tracker | None = None
     phase: PhaseCheckpoints | None = None
     checkpoints: Any = None
-
-    @property
-    def folder(self) -> Path:
-        return self.run.folder
 
     @property
     def writes(self) -> bool:
@@ -100,9 +94,9 @@ class RecipeRun:
             result |= {"history": fit.history, "best_epoch": fit.best_epoch, "exact": not inexact,
                        "inexact": inexact, "resumed_step": fit.resumed_step, "machine": fit.machine}  # fmt: skip
         self.phase.wait_uploaded()
-        files.write_json(self.run.folder / RESULT, result)
+        files.write_json(self.folder / RESULT, result)
         self.tracker.finish({name: result[name] for name in summary})
-        self.run.end()  # before the checkpoints go: a kill in between trains nothing again
+        self.end()  # before the checkpoints go: a kill in between trains nothing again
         self.phase.remove_files()
         return result
 
@@ -120,7 +114,7 @@ def _read_only(phase: PhaseCheckpoints) -> SimpleNamespace:
 
 
 def agree_on_run(
-    workspace: Workspace, name: str, identity: Mapping[str, Any], processes: ProcessGroup, fresh: bool = False
+    workspace: Workspace, name: str, identity: Mapping[str, Any], processes: ProcessGroup, fresh: bool
 ) -> tuple[RunFolder, dict[str, Any] | None]:
     """Return the newest run of these settings and this code, or with `fresh` a new one, and its result where it is
     finished: the same in every process.
@@ -147,7 +141,7 @@ def open_recipe_run(
     mirror, project : as of `Tracker`; an empty project is the usual one.
     """
     found, done = agree_on_run(workspace, name, identity, device.processes, fresh)
-    given = (name, found, device)
+    given = (found.run_id, found.folder, name, device)
     with ExitStack() as stack:
         if is_writing_process():
             stack.callback(workspace.push)

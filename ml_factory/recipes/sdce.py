@@ -38,15 +38,13 @@ def surrogate_loss(
     threshold : tokens of a lower probability are left out; a position without any token has a term of 0.
     """
     check_known("Unknown loss", "loss_type", kind, KINDS)
-    total, count = _surrogate_loss_sums(
-        logits_BTV, labels_BT, ids_BTK, logprobs_BTK, weight, kind, threshold=threshold
-    )  # fmt: skip
+    total, count = _surrogate_loss_sums(logits_BTV, labels_BT, ids_BTK, logprobs_BTK, weight, kind, threshold=threshold)
     return (total / count.clamp_min(1)).sum()
 
 
 def _surrogate_loss_sums(
     logits_BTV: Tensor, labels_BT: Tensor, ids_BTK: Tensor | None, logprobs_BTK: Tensor | None,
-    weight: Tensor | float, kind: str = "surrogate", *, threshold: float = THRESHOLD,
+    weight: Tensor | float, kind: str, *, threshold: float = THRESHOLD,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return (sum of the loss over label positions, number of them), of all sequences; see `surrogate_loss`.
 

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ml_factory.argument_checks import read_yaml
+from ml_factory.argument_checks import check_settings, read_yaml
 from ml_factory.errors import SettingsError, check_known
-from ml_factory.models.base import check_settings
 from ml_factory.process_identity import wants_bfloat16
 from ml_factory.recipes.language_models import (
     DTYPES,
@@ -244,7 +243,7 @@ def run_sdce(
             "ngram_perplexity": math.exp(losses[least]), "better_than_ngram": after < losses[least],
             "batch": spec.batch, "sequences": len(train), "held_out": len(held_out),
             "tokens_per_second": (fit.machine.get("rows_per_second") or 0.0) * length, "surrogate": surrogate,
-            "run_id": run.run.run_id, "model": str(run.folder / "model"),
+            "run_id": run.run_id, "model": str(run.folder / "model"),
         }  # fmt: skip
         return run.finish(facts, fit, ("loss", "perplexity", "ngram_loss", "best_epoch"))
 

@@ -1,8 +1,8 @@
 """Samples in tar shards: what each holds, the order of an epoch, which any number of ranks can continue, and writing.
 
 A sample is the members of one key: KEY.png and KEY.cls. The order of an epoch is one list of all samples, a function of
-(seed, epoch) alone; rank r of w takes every w-th of them. What remains after `start` samples is then the same whichever
-number of ranks took those.
+(seed, epoch) alone; rank r of w takes every w-th of them (`StreamSampler` and `TrainingState.rows_of` in training,
+`ShardPlan.keys` elsewhere). What remains after `start` samples is then the same whichever number of ranks took those.
 """
 
 import io
@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ml_factory.errors import FileError, SettingsError, did_you_mean
+from ml_factory.errors import FactoryError, FileError, SettingsError, did_you_mean
 from ml_factory.lazy_module import LazyModule
 from ml_factory.seeding import seeded_generator
 from ml_factory.storage.files import files, local_cache_folder
@@ -100,7 +100,9 @@ def index_shard_once(shard: Path | BucketShard) -> dict[str, Members]:
 
 
 def index_shard(shard: str | os.PathLike | BucketShard) -> dict[str, Members]:
-    """Return the samples of a shard in its order, by key. Raises FileError for a shard cut off, damaged or empty."""
+    """Return the samples of a shard in its order, by key. Raises FileError for a shard cut off, damaged or empty,
+    WorkspaceError where a bucket does not answer.
+    """
     path, found = shard if isinstance(shard, BucketShard) else Path(shard), dict[str, Members]()
     try:
         with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
@@ -116,6 +118,8 @@ def index_shard(shard: str | os.PathLike | BucketShard) -> dict[str, Members]:
             file.seek(end)
             if file.read(_END) != bytes(_END):
                 raise tarfile.TarError(f"no end mark after byte {end:,}")
+    except FactoryError:  # of the bucket
+        raise
     except (OSError, tarfile.TarError, ValueError) as error:
         raise FileError("This shard is broken", where=path, got=error, wanted="a whole tar file",
                         next_step="copy it again, or leave it out of the list") from None  # fmt: skip

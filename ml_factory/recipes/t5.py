@@ -29,7 +29,7 @@ from ml_factory.recipes.labelled_text import (
     split_by_blocks,
     unseen_rows,
 )
-from ml_factory.recipes.language_models import BUILTIN, hub_errors, write_pretrained
+from ml_factory.recipes.language_models import BUILTIN, Tokenizer, hub_errors, write_pretrained
 from ml_factory.recipes.run import Status, is_writing_process, open_recipe_run
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
@@ -216,7 +216,7 @@ def prepare_texts(
         ])
         for (name, part), own_NT in zip(parts.items(), np.split(tokens_NT, ends), strict=True)
     }  # fmt: skip
-    made_of = [{name: part.to_dict("list") for name, part in parts.items()}, tokenizer.backend_tokenizer.to_str()]
+    made_of = [{name: part.to_dict("list") for name, part in parts.items()}, Tokenizer(tokenizer).fingerprint]
     return T5Data(parts, rows, labels, labels_CL, tokenizer, tokens_NT.shape[1], fingerprint_json(made_of)[:16])
 
 
@@ -290,7 +290,7 @@ def run_t5(
         rows, new = texts.parts["test"], unseen_rows(texts.parts, "test")
         truth, labels = rows["Label"].to_numpy(), np.array(predicted, object)
         facts = {
-            "recipe": NAME, "run_id": run.run.run_id, "folder": str(run.folder), "settings": settings,
+            "recipe": NAME, "run_id": run.run_id, "folder": str(run.folder), "settings": settings,
             "data": texts.fingerprint, "labels": list(texts.labels), "length": texts.length,
             "pieces": len(texts.tokenizer), "overview": found, **_class_scores(truth, labels),
             "unseen": _class_scores(truth[new], labels[new]) if new.any() else None,

@@ -124,19 +124,18 @@ class FollowedFile:
 def follow_file(
     followed: FollowedFile, *, poll_seconds: float, announce: Callable[[str], None], answer: Callable[[dict], None]
 ) -> None:
-    """Answer what the file gets, until Ctrl-C or SIGTERM raises KeyboardInterrupt.
+    """Answer what the file gets, until Ctrl-C or SIGTERM raises KeyboardInterrupt, on the command line Interrupted.
 
     announce : called with one line where it waits for bars
     answer : called with each answer
     """
-    announced = False
+    for one in followed.poll():
+        answer(one)
+    announce(f"waiting for bars after {followed.position or 'the first of the file'}")
     while True:
+        time.sleep(poll_seconds)
         for one in followed.poll():
             answer(one)
-        if not announced:
-            announce(f"waiting for bars after {followed.position or 'the first of the file'}")
-            announced = True
-        time.sleep(poll_seconds)
 
 
 def answer_line(answer: dict[str, Any]) -> str:

@@ -91,7 +91,7 @@ class ArtifactRegistry:
         Parameters
         ----------
         symbol : as of `check_symbol`.
-        kind : "model", "stack", "bundle" …
+        kind : "model" or "stack".
         name : the model's name.
         state : as of `serialize_state`.
         facts : JSON-able, such as {"horizon": 20}.

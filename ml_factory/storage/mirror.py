@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ml_factory.background import BackgroundThread
 from ml_factory.errors import CheckpointError, UnresponsiveMountError, WorkspaceError
+from ml_factory.lazy_module import LazyModule
 from ml_factory.process_identity import process_id
 from ml_factory.storage.files import LEDGER, REMOVALS, files, is_plain_name, local_cache_folder, stored_path
 from ml_factory.storage.json_values import fingerprint_json, parse_json
@@ -32,7 +33,8 @@ _log = logging.getLogger("ml_factory")
 _CHECKPOINTS = "checkpoints/"
 _pass_locks: dict[tuple, threading.RLock] = {}  # one pass at a time over each local mirror of a process
 _opened: dict[tuple, "Mirror"] = {}
-_verifiers: dict[str, Callable[[Path], object]] = {}  # suffix -> raises CheckpointError for a file that is not intact
+_VERIFIED = ".ckpt"  # suffix of the files that verify themselves
+checkpoint_file = LazyModule("ml_factory.storage.checkpoint_file")  # imports numpy
 
 
 class Mirror:
@@ -140,14 +142,14 @@ class Mirror:
     def _is_head_enough(self, name: str, facts: dict) -> bool:
         """Return True for a large file that verifies itself and is not here yet."""
         path = self.folder / name
-        return path.suffix in _verifiers and facts["size"] > _HEAD and not path.exists()
+        return path.suffix == _VERIFIED and facts["size"] > _HEAD and not path.exists()
 
     def _removed_by_user(self, gone: list[str], listed: dict[str, dict], places: tuple[str, ...]) -> list[str]:
         """Return the names whose absence is meant: each one in a bucket; on a mount, which may have dropped a file, a
         run's checkpoints where all of them are gone, other files are listed, and a second look a minute later agrees.
         The rest is pushed again.
         """
-        if not self.remote.may_drop_files:
+        if not self.remote.is_mount:
             return gone
         for look in range(2):
             runs = {os.path.dirname(name) for name in listed}
@@ -179,7 +181,7 @@ class Mirror:
             ledger, facts, path = self._ledger(), self.remote.facts(name), self.folder / name
             whole = ledger.get(name) == {"version": facts["version"], "local": _stamp(path)}
             if not whole or path.stat().st_size != facts["size"]:
-                if path.suffix in _verifiers:
+                if path.suffix == _VERIFIED:
                     self._announce("Downloading from", facts["size"])
                 ledger[name] = {"version": self._fetch(name, facts), "local": _stamp(path)}
                 self._merge_ledger(ledger, [name])
@@ -202,7 +204,8 @@ class Mirror:
             try:
                 for name in sorted(changed, key=lambda name: _data_first((name, None))):
                     try:
-                        _verifiers.get(Path(name).suffix, bool)(self.folder / name)
+                        if name.endswith(_VERIFIED):
+                            checkpoint_file.verify_checkpoint(self.folder / name)
                         ledger[name] = {"version": self.remote.put(name, self.folder / name), "local": local[name]}
                     except CheckpointError as error:
                         self._set_aside(name, f"This machine's copy is not uploaded: {error} It")
@@ -232,15 +235,14 @@ class Mirror:
         head : bring only the first bytes.
         """
         path = self.folder / name
-        verify = _verifiers.get(path.suffix) if path.is_file() else None
 
         def fill(temporary: Path) -> None:
             if head:
                 self.remote.get_head(name, temporary, _HEAD)
                 return
             self.remote.get(name, temporary, facts)
-            if verify is not None:
-                verify(temporary)
+            if path.suffix == _VERIFIED and path.is_file():
+                checkpoint_file.verify_checkpoint(temporary)
             if is_first and path.is_file() and files.sha256(path) != files.sha256(temporary):
                 self._set_aside(name, f"The workspace holds another {name}: this machine's, never uploaded,")
 
@@ -312,11 +314,6 @@ class Mirror:
                 for name in removed:
                     stored.pop(name, None)
                 files.write_json(self.folder / LEDGER, stored)
-
-
-def verify_fetched(suffix: str, verify: Callable[[Path], object]) -> None:
-    """Verify files with this suffix before they replace local ones or the remote's. verify : raises CheckpointError."""
-    _verifiers[suffix] = verify
 
 
 def open_mirror(address: str, folder: Path | None = None) -> Mirror:

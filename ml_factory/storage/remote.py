@@ -58,12 +58,12 @@ class Remote:
     address : gs://bucket/prefix, or a folder on a mount. Raises SettingsError for a malformed one, MissingPackageError
         for a bucket without gcsfs.
 
-    Attribute: `may_drop_files`, the absence of one file does not mean that it was removed.
+    Attribute: `is_mount`; there the absence of one file does not mean that it was removed.
     """
 
     def __init__(self, address: str):
-        self._address, self.may_drop_files = address, "://" not in address
-        if not self.may_drop_files:
+        self._address, self.is_mount = address, "://" not in address
+        if not self.is_mount:
             _prefix_of(address)
             check_packages_installed("gcsfs")
         self._idle: list[_Child] = []
@@ -84,7 +84,7 @@ class Remote:
             if time.monotonic() < self._silent_until:  # who waited for the one before does not wait as long again
                 raise OSError("it did not answer just now")
             if child is None or child.process.poll() is not None:
-                child = _Child(self._address, SILENCE_SECONDS + (0.0 if self.may_drop_files else REQUEST_SECONDS))
+                child = _Child(self._address, SILENCE_SECONDS + (0.0 if self.is_mount else REQUEST_SECONDS))
             answer = child.call([method, *args])
         except (OSError, RuntimeError) as error:  # silent, dead, or not to be started
             if isinstance(error, TimeoutError):
@@ -185,7 +185,7 @@ def answer_parent(parent: int, address: str) -> None:
     for line in sys.stdin.buffer:
         method, *args = json.loads(line)
         try:
-            remote = remote or (Bucket(address) if "://" in address else MountedFolder(address, alive))
+            remote = remote or (Bucket if "://" in address else MountedFolder)(address, alive)
             answer = {"result": getattr(remote, method)(*args)}
         except FactoryError as error:
             facts = {name: getattr(error, name) for name in ("where", "got", "wanted")}
@@ -327,11 +327,14 @@ class MountedFolder:
 
 
 class Bucket:
-    """A prefix of a bucket, with the methods of `MountedFolder` that a mirror calls."""
+    """A prefix of a bucket, with the methods of `MountedFolder` that a mirror calls. alive : as there."""
 
-    def __init__(self, address: str):
+    def __init__(self, address: str, alive: Callable[[], object] = lambda: None):
         self._address, self._prefix = address, _prefix_of(address)
         self._files = _open_client()
+        # Called after each piece: 128 KiB of a download, 50 MiB of an upload.
+        progress = import_module_or_explain("fsspec.callbacks").Callback
+        self._progress = progress(hooks={"alive": lambda size, value: alive()})
 
     def list_files(self, folder: str) -> dict[str, dict]:
         with self._errors(""):
@@ -347,7 +350,7 @@ class Bucket:
     def get(self, name: str, path: str, facts: dict) -> None:
         one_request = {} if facts["size"] >= _LARGE else {"concurrency": 1}  # several ask for its size first
         with self._errors(name):
-            self._files.get_file(self._key(name), str(path), **one_request)
+            self._files.get_file(self._key(name), str(path), callback=self._progress, **one_request)
         _require_same(_size_and_digest(path, facts), (facts["size"], facts["md5"]), f"{self._address}/{name}")
 
     def get_head(self, name: str, path: str, size: int) -> None:
@@ -356,7 +359,7 @@ class Bucket:
 
     def put(self, name: str, path: str) -> str:
         with self._errors(name):
-            self._files.put_file(str(path), self._key(name))
+            self._files.put_file(str(path), self._key(name), callback=self._progress)
         facts = self.facts(name)
         _require_same(_size_and_digest(path, facts), (facts["size"], facts["md5"]), f"{self._address}/{name}")
         return facts["version"]

@@ -98,7 +98,6 @@ class Gcloud:
 
         Raises GcloudError for another failure.
         """
-        text = ""
         try:
             text = self.call(*words, "--format=json") or "{}"
             if isinstance(value := parse_json(text), dict):
@@ -107,7 +106,7 @@ class Gcloud:
             if error.kind == "missing":
                 return None
             raise
-        except (ValueError, RecursionError):
+        except ValueError:
             pass
         raise GcloudError(words, f"the answer is no JSON object: {text[:100]!r}", "other")
 

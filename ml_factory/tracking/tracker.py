@@ -107,7 +107,8 @@ class Tracker:
         """Put the log on the disk, right before a checkpoint is saved, and have it uploaded where the workspace is
         elsewhere.
 
-        No checkpoint is then ever ahead of the log, and log entries ahead of the checkpoint are void after a resume.
+        A checkpoint is then ahead of the log by the epoch that it ends, at most, which is logged from its history; log
+        entries ahead of the checkpoint are void after a resume.
         """
         # A line that is missing later is logged again from the checkpoint's history.
         with suppress(OSError), open(self._path, "rb") as file:

@@ -18,10 +18,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ml_factory.checkpoints.checkpoint_file import verify_checkpoint
 from ml_factory.checkpoints.checkpoint_folder import CheckpointFolder
 from ml_factory.errors import CheckpointError, FactoryError, FileError
 from ml_factory.redaction import redact_secrets
+from ml_factory.storage.checkpoint_file import verify_checkpoint
 from ml_factory.storage.files import files, stored_path
 from ml_factory.storage.json_values import parse_json
 from ml_factory.tracking.run_log import read_log_steps

@@ -27,11 +27,8 @@ from ml_factory.seeding import derive_seed
 from ml_factory.training.distributed import ProcessGroup, join_process_group
 from ml_factory.training.spec import TrainSpec
 
-PROGRAMS = (
-    "train",
-    "accumulate",
-    "evaluate",
-)  # what is between two calls of `mark_step`: a step, a part of one, a batch
+# What is between two calls of `mark_step`: a step, a part of one, a batch.
+PROGRAMS = ("train", "accumulate", "evaluate")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _log = logging.getLogger("ml_factory.training")
 # A host out of memory raises a plain RuntimeError.

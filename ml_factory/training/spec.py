@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ml_factory.models.base import EstimatorSpec, check_settings
+from ml_factory.argument_checks import check_settings
+from ml_factory.models.base import EstimatorSpec
 
 DEVICES = ("auto", "cpu", "cuda", "xla")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")

@@ -1,11 +1,8 @@
-"""State of one training, as needed to resume bit for bit, and its order of rows.
-
-The rows of a step are a function of (seed, epoch, step), for any number of processes and micro-batches.
-"""
+"""State of one training, as needed to resume bit for bit, for any number of processes and micro-batches."""
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -19,66 +16,10 @@ from ml_factory.models.base import (
     merge_inexact_reasons,
     refuse_damaged_training,
 )
-from ml_factory.seeding import seeded_generator
 from ml_factory.training.device import Device
 from ml_factory.training.optim import AdamW, LossScaler
+from ml_factory.training.sampler import BatchSampler, micro_batch_size
 from ml_factory.training.spec import TrainSpec
-
-
-class BatchSampler:
-    """A stream of permutations of the rows, one per epoch, each drawn from (seed, epoch) alone.
-
-    Batches are always full; rows left at an epoch's end open the next one.
-
-    batch : rows of a step, cut to a multiple of `shares` (processes times chips) where there are fewer rows.
-    """
-
-    def __init__(self, rows: int, batch: int, seed: int, shares: int = 1):
-        self.rows, self.seed = rows, seed
-        self.batch = min(batch, rows) // shares * shares
-        self._kept: dict[int, np.ndarray] = {}
-
-    def steps_until_epoch(self, epoch: int) -> int:
-        """Return the number of steps when that many epochs are over."""
-        return epoch * self.rows // self.batch
-
-    def positions(self, step: int) -> np.ndarray:
-        """Return the rows of this step's batch, int64."""
-        start, stop = step * self.batch, (step + 1) * self.batch
-        first, last = start // self.rows, (stop - 1) // self.rows
-        self._kept = {epoch: self._kept[epoch] for epoch in self._kept if epoch >= first}
-        parts = []  # cut before concatenating: an epoch may have millions of rows
-        for epoch in range(first, last + 1):
-            opening = epoch * self.rows
-            if epoch not in self._kept:
-                self._kept[epoch] = seeded_generator(self.seed, "order", epoch).permutation(self.rows)
-            parts.append(self._kept[epoch][max(start - opening, 0) : stop - opening])
-        return np.concatenate(parts)
-
-
-class StreamSampler(BatchSampler):
-    """Consecutive positions in the stream of all epochs: epoch * rows + row, for data with an order of its own.
-
-    Share i of `shares` gets every `shares`-th position of a batch, from the i-th on.
-    """
-
-    def __init__(self, rows: int, batch: int, seed: int, shares: int = 1):
-        super().__init__(rows, batch, seed, shares)
-        self._shares = shares
-
-    def positions(self, step: int) -> np.ndarray:
-        stream = np.arange(step * self.batch, (step + 1) * self.batch, dtype=np.int64)
-        return stream.reshape(-1, self._shares).T.ravel()
-
-
-def micro_batch_size(rows: int, most: int, multiple: int = 1) -> int:
-    """Return the largest divisor of `rows` that is at most `most` and a multiple of `multiple`: all parts have one
-    shape.
-
-    rows : a process's rows of a step, a multiple of `multiple` (the chips that share a part).
-    """
-    fitting = (size for size in range(max(most, multiple), 0, -1) if rows % size == 0 and size % multiple == 0)
-    return next(fitting, multiple)
 
 
 def recompute_blocks(network: nn.Module, device: Device) -> int:
@@ -172,7 +113,6 @@ class TrainingState:
     # ---------------------------------------------------------------------- state
     def state(self) -> dict:
         """Return the whole state in plain values and host tensors that no later step changes."""
-        memory = {item.name: getattr(self.memory, item.name) for item in fields(self.memory)}
         return {
             **self.identity,
             "environment": self.device.environment_facts(),
@@ -184,11 +124,11 @@ class TrainingState:
             "optimizer": {name: _copied(moments) for name, moments in self.optimizer.state().items()},
             "scale": self.scale and self.scale.state(),
             "totals": self.totals.cpu().clone(),
-            "memory": memory,
+            "memory": dict(vars(self.memory)),
         }
 
     def restore(self, state: Mapping) -> None:
-        """Restore a checkpoint on this run's device. Raises CheckpointError."""
+        """Restore a checkpoint on this training's device. Raises CheckpointError."""
         check_checkpoint_of_same_fit(state, self.identity)
         with refuse_damaged_training():
             if state["batch"] != self.order.batch:

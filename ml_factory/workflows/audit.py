@@ -18,7 +18,7 @@ import pandas as pd
 
 from ml_factory.argument_checks import check_horizons
 from ml_factory.data.io import load_bars, write_bars
-from ml_factory.datasets.store import DatasetStore
+from ml_factory.datasets.store import open_current_store
 from ml_factory.evaluation.baselines import BASELINES
 from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.inference.predict import TrainedModel, predict_features
@@ -51,8 +51,9 @@ from ml_factory.workflows.prepared_dataset import (
     PreparedDataset,
     fit_dataset_preprocessing,
     load_dataset,
+    stored_data_settings,
 )
-from ml_factory.workflows.prove import audit_prepared_files, find_certificates, prove_store, stored_data_settings
+from ml_factory.workflows.prove import audit_prepared_files, find_certificates, prove_store
 from ml_factory.workflows.stack import fit_stack, stack_run_settings
 from ml_factory.workflows.train import train_with_holdout
 
@@ -90,7 +91,7 @@ def audit(
     """
     started, workspace, symbol = time.perf_counter(), Workspace(workspace), check_symbol(symbol)
     models = [find_model_spec(name).name for name in models or MODELS]
-    store = DatasetStore.current(workspace.processed(symbol))
+    store = open_current_store(workspace, symbol)
     horizons = check_horizons(horizons or store.horizons)
     data = load_dataset(workspace, symbol, horizons[0])  # refuses bars or code that changed since they were prepared
     bars, _ = load_bars(workspace, symbol, stored_data_settings(store).bars)

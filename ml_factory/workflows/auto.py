@@ -123,11 +123,15 @@ def auto(
     check_barriers_unsearched(data)
     study = _Study(workspace, data, given, FoldSchemeSpec(folds=folds), chosen)
     limit = min(hours, expected_hours_left()) * 3600 if hours else math.inf
+    if known := len(study.finished()):
+        chosen.on_status(
+            f"Found auto on {symbol}, horizon {horizon}: {known} trials finished ({study.run_id}). Resumes from there."
+        )
     with study.checkpoints:
         if ray is None:
             study.search(trials, limit)
         else:
-            study.search_on_ray(ray, workspace, given, own_modules, trials, limit)
+            study.search_on_ray(ray, workspace, own_modules, trials, limit)
     table, path = study.finished(trials), study.folder / TRIALS
     complete = [one for one in table if one["state"] == "complete"]
     if table and not complete:
@@ -218,7 +222,8 @@ class _Study:
             while True:
                 with file_lock(self.folder / "study.lock"), disk_errors(self.journal):
                     self._fail_abandoned()
-                    files.write_json(self.folder / TRIALS, self.finished())
+                    if files.read_json_or_none(self.folder / TRIALS) != (finished := self.finished()):
+                        files.write_json(self.folder / TRIALS, finished)
                     trial = self._ask() if self._is_wanted(count, seconds + began - time.monotonic()) else None
                 if trial is not None:
                     self._run(trial)
@@ -229,12 +234,11 @@ class _Study:
                     time.sleep(POLL_SECONDS)
 
     def search_on_ray(
-        self, address: str, workspace: Workspace, given: Mapping[str, dict], own_modules: Sequence[str],
-        count: int | None, seconds: float,
+        self, address: str, workspace: Workspace, own_modules: Sequence[str], count: int | None, seconds: float
     ) -> None:  # fmt: skip
         """Do as `search`, in a process for each core of a cluster. They share the search; this process waits for all.
 
-        workspace, given : those of this search.
+        workspace : that of this search.
         own_modules : as of `begin_task`.
 
         Raises SettingsError where the workspace is in a bucket or on a mount, FactoryError for what ended a process.
@@ -247,7 +251,7 @@ class _Study:
             )  # fmt: skip
         options = replace(self.options, fresh=False, on_status=RunOptions.on_status)  # that can be sent
         until, known = time.time() + seconds, len(self.finished(count))
-        joining = (self.data.symbol, self.data.horizon, given, self.scheme, options, count, until)
+        joining = (self.data.symbol, self.data.horizon, self.given, self.scheme, options, count, until)
         call = _join_search, workspace.address, joining, {}, own_modules
         with joined_cluster(address), progress_phase("search", count, of="trials", start=known) as done:
             processes = min(int(ray_library.cluster_resources().get("CPU", 0)), count or math.inf)
@@ -266,8 +270,8 @@ class _Study:
         return [
             {"trial": number, "model": one.params["model"],
              "state": "failed" if one.state == self.states.FAIL else one.state.name.lower(),
-             "folds": len(one.user_attrs.get("folds", ())), "gain": one.value, "settings": self._found(one.params),
-             "reason": one.user_attrs.get("failed", "")}
+             "folds": len(one.user_attrs.get("folds", ())), "gain": one.value,
+             "settings": self._trial_settings(one.params), "reason": one.user_attrs.get("failed", "")}
             for number, one in enumerate(self._begun()[:count]) if one.state.is_finished()
         ]  # fmt: skip
 
@@ -288,7 +292,7 @@ class _Study:
         trials = self.study.get_trials(deepcopy=False)
         return [one for one in trials if one.state not in unseen or "failed" in one.user_attrs]
 
-    def _found(self, params: Mapping) -> dict:
+    def _trial_settings(self, params: Mapping) -> dict:
         """Return a trial's settings, without those that are the model's defaults."""
         model = params["model"]
         found = {name.partition(".")[2]: params.get(name, default) for name, (_, default) in self.spaces[model].items()
@@ -298,7 +302,7 @@ class _Study:
     def _settings(self, params: Mapping) -> RunSettings:
         return make_run_settings(
             self.data.symbol, self.data.horizon, params["model"], task="folds", seed=self.options.seed,
-            quick=self.options.quick, data=self.data.fingerprint, settings=self._found(params),
+            quick=self.options.quick, data=self.data.fingerprint, settings=self._trial_settings(params),
         )  # fmt: skip
 
     def _phase(self, trial: Any) -> Any:
@@ -353,6 +357,7 @@ class _Study:
         settings, owned, count = self._settings(trial.params), self._phase(trial), self.scheme.folds
         machine = run_machine_facts(settings) | {"optuna": optuna.__version__}
         same = [one.user_attrs.get("folds", []) for one in self.study.get_trials() if one.params == trial.params]
+        # A trial whose process was killed resumes after the folds that its longest attempt has finished.
         folds, mean, state, phases = max(same, key=len), None, self.states.COMPLETE, [owned]
         try:
             for fold in range(count):

@@ -21,11 +21,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ml_factory.argument_checks import DEFAULT_HORIZONS, check_horizon, check_seed, read_yaml
+from ml_factory.argument_checks import DEFAULT_HORIZONS, check_horizon, check_seed, check_settings, read_yaml
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError, WorkspaceError, check_known
 from ml_factory.lazy_module import LazyModule, check_packages_installed
-from ml_factory.models.base import check_settings
 from ml_factory.models.registry import check_registered_model_settings
 from ml_factory.models.setting_names import parse_setting_value
 from ml_factory.own_modules import import_own_modules

@@ -11,13 +11,13 @@ import ml_factory
 from ml_factory.argument_checks import check_horizon
 from ml_factory.code_fingerprint import source_hash
 from ml_factory.data.io import load_bars
-from ml_factory.datasets.store import open_current_store
+from ml_factory.datasets.store import DatasetStore, open_current_store
 from ml_factory.errors import BarsError, FactoryError, NotPreparedError, SettingsError, check_known
 from ml_factory.inference.bundle import Bundle, custom_feature_modules, make_example
 from ml_factory.inference.guard_reference import GuardReference, fit_guard_reference
 from ml_factory.inference.predict import FittedModels, PredictionSpec, TrainedModel
 from ml_factory.lazy_module import LazyModule
-from ml_factory.leakage.certificate import Certificate, certificate_path, read_certificate
+from ml_factory.leakage.certificate import Certificate, stored_certificate
 from ml_factory.models.base import installed_library_versions
 from ml_factory.models.registry import find_model_spec, registered_source_hash
 from ml_factory.result import Result
@@ -30,6 +30,7 @@ from ml_factory.storage.workspace import Workspace, check_symbol, push_workspace
 from ml_factory.workflows import predictions
 from ml_factory.workflows.evaluation import evaluate_artifacts
 from ml_factory.workflows.prepared_dataset import PreparedDataset, load_dataset
+from ml_factory.workflows.prove import describe_proof_of_store
 
 FORMATS = ("bundle", "onnx", "pth")
 PTH, _ENDINGS = "model_tpu.pth", {"bundle": "bundle", "card": "md"}
@@ -73,9 +74,15 @@ def export(
     files_of = {kind: f"{name}.{end}" for kind, end in _ENDINGS.items()} | {"pth": PTH}
     content: dict[str, bytes] = {}
     no_onnx = ""
-    if {"bundle", "onnx"} & set(formats):
-        data = load_dataset(workspace, symbol, horizon)
-        certificate = _checked_certificate(workspace, data, artifact)
+    if {"bundle", "onnx"} & set(formats):  # pth needs no data
+        data, store = load_dataset(workspace, symbol, horizon), open_current_store(workspace, symbol)
+        _check_data_of_model(data, artifact)
+        certificate = stored_certificate(store, horizon)
+        if certificate and not certificate.passed:
+            raise FactoryError(
+                "The certificate of this data reports a look-ahead", where=artifact.path, got=certificate.describe(),
+                next_step="correct it, audit and train again",
+            )  # fmt: skip
         fitted, graphs = predictions.load_fitted_models(workspace, artifact), dict[str, bytes]()
         try:
             if "onnx" in formats:
@@ -85,8 +92,9 @@ def export(
                 raise
             no_onnx = str(error)
         if "bundle" in formats:
-            about = _describe(workspace, data, artifact, fitted, certificate) | {"file": files_of["bundle"]}
-            bundle = _build_bundle(workspace, data, artifact, fitted, graphs, about)
+            reference = _guard_reference(workspace, data, artifact)
+            about = _describe(workspace, data, store, artifact, fitted, certificate, reference)
+            bundle = _build_bundle(fitted, graphs, about | {"file": files_of["bundle"]}, reference)
             content |= {"bundle": bundle.to_bytes(), "card": bundle.card.encode()}
         for base, graph in graphs.items():
             kind, file = ("onnx", name) if base == model else (f"onnx {base}", f"{name}-{base}")
@@ -150,12 +158,8 @@ def _python_lines(kind: str, path: Path, artifact: Artifact) -> list[str]:
 # ---- the bundle ----------------------------------------------------------------------------------------------------
 
 
-def _checked_certificate(workspace: Workspace, data: PreparedDataset, artifact: Artifact) -> Certificate | None:
-    """Return the certificate of the data that a registered model or stack was trained on; None without one.
-
-    Raises NotPreparedError where the prepared data is not that of the model, or other code made it; FactoryError where
-    the certificate reports a look-ahead.
-    """
+def _check_data_of_model(data: PreparedDataset, artifact: Artifact) -> None:
+    """Raise NotPreparedError where the prepared data is not that of the model or stack, or other code made it."""
     if (data.fingerprint, source_hash(DATA_PACKAGES)) != (
         artifact.facts["data"],
         artifact.load_state()["spec"]["sources"],
@@ -165,26 +169,15 @@ def _checked_certificate(workspace: Workspace, data: PreparedDataset, artifact: 
             got=f"data {data.fingerprint[:12]}", wanted=f"data {artifact.facts['data'][:12]} and the code of then",
             next_step=f"python -m ml_factory prepare --symbol {data.symbol}, and train it again",
         )  # fmt: skip
-    certificate = read_certificate(certificate_path(workspace.processed(data.symbol), data.fingerprint, data.horizon))
-    if certificate and not certificate.passed:
-        raise FactoryError(
-            "The certificate of this data reports a look-ahead", where=artifact.path, got=certificate.describe(),
-            next_step="correct it, audit and train again",
-        )  # fmt: skip
-    return certificate
 
 
 def _build_bundle(
-    workspace: Workspace, data: PreparedDataset, artifact: Artifact, fitted: FittedModels, graphs: dict[str, bytes],
-    description: dict,
-) -> Bundle:  # fmt: skip
+    fitted: FittedModels, graphs: dict[str, bytes], description: dict, reference: GuardReference | None
+) -> Bundle:
     """Return the bundle of a registered model or stack with these graphs."""
     models = {name: serialize_state(model.to_state()) for name, model in fitted.models.items()}
     hashes = {name: sha256(one).hexdigest() for name, one in models.items()}
     description = to_json_value(description | {"models": hashes})
-    reference = _guard_reference(workspace, data, artifact)
-    if reference:
-        description["off_tick"] = reference.limits["off_tick"]
     bundle = Bundle(description, models, graphs, reference)
     try:
         return replace(bundle, example=make_example(bundle))
@@ -215,12 +208,11 @@ def _guard_reference(workspace: Workspace, data: PreparedDataset, artifact: Arti
 
 
 def _describe(
-    workspace: Workspace, data: PreparedDataset, artifact: Artifact, fitted: FittedModels,
-    certificate: Certificate | None,
+    workspace: Workspace, data: PreparedDataset, store: DatasetStore, artifact: Artifact, fitted: FittedModels,
+    certificate: Certificate | None, reference: GuardReference | None,
 ) -> dict:  # fmt: skip
     spec = PredictionSpec.from_stored(data.settings)
     evaluation = evaluate_artifacts(workspace, data, {artifact.facts["model"]: artifact})
-    store = open_current_store(workspace, data.symbol)
     report, metrics = store.facts["bars"], evaluation.metrics
     off_tick = sum(found["count"] for found in report["findings"] if found["kind"] == "off_tick")
     stack = fitted.stack and {name: fitted.stack[name] for name in ("stack", "calibration", "spec")}
@@ -232,9 +224,9 @@ def _describe(
         "networks": {name: source for name in fitted.models if (source := registered_source_hash(name))},
         "raw": {name: store.facts["raw"][name] for name in ("hash", "rows", "bars")}
         | {name: report[name] for name in ("first", "last")},
-        "off_tick": off_tick / max(report["rows"], 1),
+        "off_tick": reference.limits["off_tick"] if reference else off_tick / max(report["rows"], 1),
         "certificate": certificate and certificate.to_dict(),
-        "certified": certificate.describe() if certificate else "none: uncertified",
+        "certified": describe_proof_of_store(store, data.horizon),
         "metrics": metrics[[name for name in _METRICS if name in metrics]].to_dict("records"),
         "verdict": evaluation.verdict.sentence,
         "versions": installed_library_versions() | {"ml_factory": ml_factory.__version__},

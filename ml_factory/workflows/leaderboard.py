@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.argument_checks import check_horizon
-from ml_factory.datasets.store import DatasetStore
+from ml_factory.datasets.store import CURRENT, open_current_store
 from ml_factory.errors import NotPreparedError
 from ml_factory.evaluation.verdict import BEATS
 from ml_factory.result import Result
@@ -57,8 +57,8 @@ def leaderboard(
     for symbol in symbols:
         finished = [one for one in registry.list(symbol) if "run_id" in one.facts]
         there = {one.facts["horizon"] for one in finished}
-        if not finished or files.is_file(workspace.processed(symbol) / "current.json"):
-            there |= set(DatasetStore.current(workspace.processed(symbol)).horizons)
+        if not finished or files.is_file(workspace.processed(symbol) / CURRENT):
+            there |= set(open_current_store(workspace, symbol).horizons)
         for horizon in sorted(there & wanted if wanted else there):
             models = [one for one in finished if one.facts["horizon"] == horizon]
             rows += _rows_of_horizon(workspace, symbol, horizon, models)

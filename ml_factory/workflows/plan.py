@@ -19,7 +19,7 @@ from ml_factory.runs import RunFolder, finished_folds, newest_run_folder
 from ml_factory.settings import TASKS, RunSettings, make_run_settings
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows.folds import FoldSchemeSpec, plan_folds
+from ml_factory.workflows.folds import VALIDATION_SHARE, FoldSchemeSpec, plan_folds
 from ml_factory.workflows.prepared_dataset import (
     PreparedDataset,
     dataset_rows_with_weight,
@@ -198,7 +198,7 @@ class WorkOnData:
         """Return the seconds of all folds, of their training rows less those kept for early stopping; their number."""
         lookback = build_untrained_model(self.data, self._spec(name))[0].lookback
         folds = plan_folds(self.data, rows, scheme, lookback, quick_row_limit(name, self.quick))
-        counts = [0.85 * np.count_nonzero(folds.usable[train]) for train, _ in folds.folds]
+        counts = [(1 - VALIDATION_SHARE) * np.count_nonzero(folds.usable[train]) for train, _ in folds.folds]
         return sum(self._cost(name).seconds(rows=count) for count in counts), len(counts)
 
 

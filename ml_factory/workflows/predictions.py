@@ -12,6 +12,7 @@ import pandas as pd
 from ml_factory.argument_checks import check_horizon
 from ml_factory.code_fingerprint import source_hash
 from ml_factory.data.bar_files import read_bars_table, resolve_bars_file
+from ml_factory.data.io import read_usable_rows
 from ml_factory.data.quality import OFF_SHARE
 from ml_factory.data.validation import RawBarSpec
 from ml_factory.errors import (
@@ -58,7 +59,7 @@ def predict(
     the rows of fitting and selection. `run_id` names the run.
 
     data : bars to predict instead of the symbol's own, checked and turned into features with the settings of training.
-    bars : format of that file: stamp, zone and decimal mark.
+    bars : format of that file, as of `RawBarSpec`; refused without one.
     run : run id of the model; "" for the newest.
 
     The result has `frame`, as in the file at `path`: index known_at; p_short, p_neutral, p_long (of meta-labels `side`
@@ -66,6 +67,10 @@ def predict(
     `rows_without_probability`, with too few rows before them in their segment (meta-labels: None).
     """
     started, workspace = time.perf_counter(), Workspace(workspace)
+    if data is None and bars not in (None, RawBarSpec()):
+        given = [name for name, value in vars(bars).items() if value != getattr(RawBarSpec(), name)]
+        raise SettingsError("The format of bars is that of a file", where="bars", got=", ".join(given), wanted="data",
+                            next_step="name the file with --data, or leave this out")  # fmt: skip
     artifact = find_artifact_to_predict(workspace, check_symbol(symbol), check_horizon(horizon), model, run)
     table, close = predict_bars(workspace, artifact, data, bars)
     table, rows = (add_prediction_splits(one, artifact.facts, all_rows) for one in (table, close.to_frame()))
@@ -298,7 +303,7 @@ def predict_bars(
     """Predict the symbol's raw bars, or those of another file, with the settings of training: (probabilities, close).
 
     Of meta-labels only the rows where the primary side bets, with its `side`.
-    stamped : format of the other file; None: that of the contract. Findings in it are logged.
+    stamped : format of the other file; None: that of `RawBarSpec()`. Findings in it are logged.
     """
     fitted = load_fitted_models(workspace, artifact)
     for name, model in fitted.models.items():
@@ -306,8 +311,11 @@ def predict_bars(
             _log.warning("%s: %s", name, change)
     spec = PredictionSpec.from_stored(fitted.spec)
     source = resolve_bars_file(data) if data else require_raw_bars(workspace, artifact.symbol)
-    bars, report = spec.check_bars(read_bars_table(source), stamped=(stamped or RawBarSpec()) if data else None,
-                                   where=source, quality=data is not None)  # fmt: skip
+    stamped = (stamped or RawBarSpec()) if data else None
+    raw, _, skipped = read_usable_rows(source, stamped or RawBarSpec(), source)
+    if skipped:
+        _log.warning("%s: %s", source, skipped)
+    bars, report = spec.check_bars(raw, stamped=stamped, where=source, quality=data is not None)
     for finding in report.findings if data else ():
         if finding.severity != "info":
             _log.warning("%s: %s", source, finding.message)

@@ -41,14 +41,13 @@ from ml_factory.targets.labels import (
 from ml_factory.targets.splits import chronological_split
 from ml_factory.targets.weights import effective_sample_size
 from ml_factory.workflows.build import Built, DataUnderProof, build, resolve_market_facts
-from ml_factory.workflows.inspect_data import bar_findings_table, split_figure
-from ml_factory.workflows.prepared_dataset import SPLITS, prepared_data_fingerprint
+from ml_factory.workflows.inspect_data import bar_findings_table, label_balance_table, split_figure
+from ml_factory.workflows.prepared_dataset import SPLITS, prepared_data_fingerprint, stored_data_settings
 from ml_factory.workflows.prove import (
     describe_proof_of_store,
     find_certificates,
     prove_store,
     quick_audit_of_files,
-    stored_data_settings,
 )
 from ml_factory.workflows.search_barriers import (
     SearchedLabelsRef,
@@ -313,7 +312,6 @@ def _result(
     reused: bool, seconds: float,
 ) -> Result:  # fmt: skip
     stored = {horizon: store.facts["horizons"][str(horizon)] for horizon in horizons}
-    balance = pd.DataFrame({horizon: facts["balance"] for horizon, facts in stored.items()}).T.rename_axis("horizon")
     parts = {(horizon, part): stored[horizon]["parts"][part] for horizon in horizons for part in SPLITS}
     last = horizons[-1]
     weeks = interval_week_numbers(store.load_label_moments(last)[store.load_splits(last)["test"]])
@@ -330,7 +328,7 @@ def _result(
     return Result(
         lines, figure=lambda: split_figure(store, last), symbol=symbol, fingerprint=store.fingerprint,
         folder=store.folder, market=store.facts["market"], rows=store.rows, features=store.feature_names,
-        horizons=list(horizons), label_balance=balance,
+        horizons=list(horizons), label_balance=label_balance_table(store, horizons),
         split_table=pd.DataFrame(parts).T.rename_axis(["horizon", "split"]), test_weeks=spanned,
         staleness=store.facts["staleness"], bar_findings=bar_findings_table(store), proof=proof, reused=reused,
         phases=_phase_table(phases), resumed_from=resumed, seconds=seconds,

@@ -13,6 +13,7 @@ import pandas as pd
 
 from ml_factory.argument_checks import check_horizon
 from ml_factory.code_fingerprint import source_hash
+from ml_factory.data.validation import RawBarSpec
 from ml_factory.datasets.preprocessing import (
     FittedStep,
     fit_preprocessing_steps,
@@ -25,20 +26,23 @@ from ml_factory.evaluation.baselines import (
     baseline_trailing_volatility,
     session_time,
 )
-from ml_factory.lazy_module import import_module_or_explain
+from ml_factory.features.build import FeatureSpec
+from ml_factory.lazy_module import LazyModule
 from ml_factory.leakage.certificate import require_certificate
 from ml_factory.models.base import ModelBase
 from ml_factory.models.registry import find_model_spec
 from ml_factory.models.session_clock import TIMES, SessionTime
-from ml_factory.settings import DATA_PACKAGES, QuickLimits, certified_code_hash
+from ml_factory.settings import DATA_PACKAGES, DataSpec, QuickLimits, certified_code_hash
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
 from ml_factory.storage.workspace import Workspace, check_symbol
 from ml_factory.targets.label_table import usable_label_rows
-from ml_factory.targets.labels import label_classes, stored_label_kind
+from ml_factory.targets.labels import LabelSpec, label_classes, stored_label_kind
+from ml_factory.targets.splits import SplitSpec
 from ml_factory.targets.weights import training_weights
 
 SPLITS = ("train", "validation", "test")
+windows = LazyModule("ml_factory.datasets.windows")  # torch comes with the networks only
 CLOCK_COLUMN = "session_progress"  # column of the clock offset (`models.session_clock`)
 
 
@@ -150,7 +154,7 @@ def load_dataset(workspace: Workspace | str | Path, symbol: str, horizon: int) -
     """
     workspace = Workspace(workspace)
     symbol, horizon = check_symbol(symbol), check_horizon(horizon)
-    store = DatasetStore.current(workspace.processed(symbol))
+    store = open_current_store(workspace, symbol)
     settings, prepared = store.facts["settings"], store.facts["raw"]["hash"]
     raw = workspace.raw_bars(symbol)
     prepare_again = f"run: python -m ml_factory prepare --symbol {symbol}; what was prepared before stays"
@@ -163,6 +167,13 @@ def load_dataset(workspace: Workspace | str | Path, symbol: str, horizon: int) -
             next_step=prepare_again,
         )
     return load_dataset_of_store(store, horizon)
+
+
+def stored_data_settings(store: DatasetStore) -> DataSpec:
+    """Return the settings a data set was prepared with."""
+    stored = dict(store.facts["settings"])
+    kinds = {"bars": RawBarSpec, "features": FeatureSpec, "labels": LabelSpec, "splits": SplitSpec}
+    return DataSpec(**stored | {name: kind(**stored[name]) for name, kind in kinds.items()})
 
 
 def load_dataset_of_store(store: DatasetStore, horizon: int) -> PreparedDataset:
@@ -234,9 +245,6 @@ def dataset_input_reader(data: PreparedDataset, scaler: FittedStep, model: Model
     scaled_NF = scaler.transform(data.x_NF)
     if model.lookback <= 1:
         return lambda positions: scaled_NF[data.row[positions]]
-    # torch comes with the networks only: boosters train where it is not installed.
-    windows = import_module_or_explain("ml_factory.datasets.windows")
-
     return lambda positions: windows.Windows(scaled_NF, data.row[positions], model.lookback)
 
 

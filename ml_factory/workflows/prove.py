@@ -18,17 +18,15 @@ from ml_factory.datasets.preprocessing import fit_preprocessing_steps
 from ml_factory.datasets.scaling import SCALERS
 from ml_factory.datasets.store import DatasetStore
 from ml_factory.features import custom
-from ml_factory.features.build import FeatureSpec
 from ml_factory.leakage.blind import Split, find_unpurged_rows
-from ml_factory.leakage.certificate import Certificate, certificate_path, read_certificate, write_certificate
+from ml_factory.leakage.certificate import Certificate, stored_certificate, write_certificate
 from ml_factory.leakage.custom import check_custom_features
 from ml_factory.leakage.proof import ProofSpec, prove
 from ml_factory.leakage.tables import ROWS, Findings, Table, compare, compare_states, mismatch
 from ml_factory.progress import progress_phase
 from ml_factory.seeding import seeded_generator
-from ml_factory.settings import DataSpec, certified_code_hash
+from ml_factory.settings import certified_code_hash
 from ml_factory.storage.workspace import Workspace, require_raw_bars
-from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec, chronological_split
 from ml_factory.workflows.build import Built, DataUnderProof, build
 from ml_factory.workflows.prepared_dataset import (
@@ -36,6 +34,7 @@ from ml_factory.workflows.prepared_dataset import (
     PreparedDataset,
     load_certified_dataset,
     load_dataset_of_store,
+    stored_data_settings,
 )
 
 FOLDS = 10  # per scheme in a full proof: 76 splits a horizon with combinations of two
@@ -86,7 +85,7 @@ def find_certificates(store: DatasetStore, horizons: Sequence[int], form: str) -
     """Return the certificates of these horizons where each is of this code, passed, and as strong; {} otherwise."""
     code, found = certified_code_hash(), {}
     for horizon in horizons:
-        one = read_certificate(certificate_path(store.folder.parent, store.fingerprint, horizon))
+        one = stored_certificate(store, horizon)
         about = one and (one.subject, one.horizon, one.code)
         if about != (store.fingerprint, horizon, code) or not one.passed or form not in ("quick", one.form):
             return {}
@@ -94,16 +93,9 @@ def find_certificates(store: DatasetStore, horizons: Sequence[int], form: str) -
     return found
 
 
-def stored_data_settings(store: DatasetStore) -> DataSpec:
-    """Return the settings a data set was prepared with."""
-    stored = dict(store.facts["settings"])
-    kinds = {"bars": RawBarSpec, "features": FeatureSpec, "labels": LabelSpec, "splits": SplitSpec}
-    return DataSpec(**stored | {name: kind(**stored[name]) for name, kind in kinds.items()})
-
-
 def describe_proof_of_store(store: DatasetStore, horizon: int) -> str:
     """Describe the certificate of a data set for a report."""
-    found = read_certificate(certificate_path(store.folder.parent, store.fingerprint, horizon))
+    found = stored_certificate(store, horizon)
     return found.describe() if found else "none: uncertified"
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.argument_checks import DEMO, DEMOS
-from ml_factory.datasets.store import DatasetStore
+from ml_factory.datasets.store import DatasetStore, open_current_store
 from ml_factory.errors import NotPreparedError, SettingsError
 from ml_factory.evaluation.baselines import BASELINES
 from ml_factory.evaluation.calibration import reliability_table
@@ -27,7 +27,7 @@ from ml_factory.storage.json_values import to_json_value
 from ml_factory.storage.workspace import Workspace, push_workspace_on_exit
 from ml_factory.workflows.backtest import backtest
 from ml_factory.workflows.evaluation import Evaluation, evaluate_artifacts
-from ml_factory.workflows.inspect_data import bar_findings_table
+from ml_factory.workflows.inspect_data import bar_findings_table, label_balance_table, split_figure
 from ml_factory.workflows.predictions import artifacts_to_compare, describe_run_choice, predictions_path
 from ml_factory.workflows.prepared_dataset import PreparedDataset, load_dataset
 from ml_factory.workflows.prove import describe_proof_of_store
@@ -75,7 +75,7 @@ def evaluate(
     traded = _backtest_for_report(workspace, data, compared.chosen, run_ids[compared.chosen])
     path = _write_evaluation_report(
         workspace.results / "report.html", title or f"{symbol}: {', '.join(compared.artifacts)}", data,
-        DatasetStore.current(workspace.processed(symbol)), compared, traded,
+        open_current_store(workspace, symbol), compared, traded,
         quick_limits=limited,
         extra_sections=[*_cross_validation_sections(workspace, data), _compared_runs_section(compared.artifacts)],
     )  # fmt: skip
@@ -105,7 +105,7 @@ def evaluate(
 
 def _write_evaluation_report(
     path: Path, title: str, data: PreparedDataset, store: DatasetStore, evaluated: Evaluation,
-    traded: Result | str, *, quick_limits: Mapping[str, object], extra_sections: Sequence[HtmlSection] = (),
+    traded: Result | str, *, quick_limits: Mapping[str, object], extra_sections: Sequence[HtmlSection],
 ) -> Path:  # fmt: skip
     """Write the report of one run, or of several runs on the same rows.
 
@@ -186,7 +186,7 @@ def model_result(
     facts, name, workspace = artifact.facts, artifact.facts["model"], run.workspace
     path = _write_evaluation_report(
         run.folder / "report.html", f"{data.symbol}: {name}", data,
-        DatasetStore.current(workspace.processed(data.symbol)), evaluated,
+        open_current_store(workspace, data.symbol), evaluated,
         _backtest_for_report(workspace, data, name, facts["run_id"]), quick_limits=facts["limited"],
         extra_sections=_run_sections(facts, evaluated.prior_loss),
     )  # fmt: skip
@@ -225,7 +225,7 @@ def _notices(symbol: str, quick_limits: Mapping[str, object]) -> Iterator[str]:
         yield "QUICK limited the training: a model may find less than it could. The limits are listed under QUICK."
 
 
-def _report_verdict_section(evaluated: Evaluation, of: int, *, two_sided: bool = True) -> HtmlSection:
+def _report_verdict_section(evaluated: Evaluation, of: int, *, two_sided: bool) -> HtmlSection:
     """Return the section with the verdict on each model, its numbers, and the metrics of models and baselines.
 
     of : number of all test rows.
@@ -434,17 +434,15 @@ def _report_left_out_rows(facts: Mapping) -> str:
 
 def _data_sections(data: PreparedDataset, store: DatasetStore) -> list[HtmlSection]:
     """Return the sections of the split on the price, the label balance, and the findings in the bars."""
-    parts = {name: data.labels.index[rows] for name, rows in data.splits.items()}
-    stored = {horizon: store.facts["horizons"][str(horizon)] for horizon in store.horizons}
-    balance = pd.DataFrame({horizon: facts["balance"] for horizon, facts in stored.items()}).T.rename_axis("horizon")
-    splits = pd.DataFrame(stored[data.horizon]["parts"]).T.rename_axis("split")
-    findings = bar_findings_table(store)
-    close, minutes = store.load_row_facts()["close"], store.facts["market"]["bar_minutes"]
+    stored = store.facts["horizons"][str(data.horizon)]
+    splits = pd.DataFrame(stored["parts"]).T.rename_axis("split")
+    balance, findings = label_balance_table(store, store.horizons), bar_findings_table(store)
+    minutes = store.facts["market"]["bar_minutes"]
     return [
         HtmlSection(
             "The split",
-            text=_report_left_out_rows(stored[data.horizon]),
-            figures=[("Price with the parts of the split.", data_plots.plot_split(close, parts))],
+            text=_report_left_out_rows(stored),
+            figures=[("Price with the parts of the split.", split_figure(store, data.horizon))],
             tables=[("Parts", splits)],
         ),
         HtmlSection(

@@ -17,7 +17,7 @@ import pandas as pd
 from ml_factory.data.io import load_bars
 from ml_factory.data.resample import ResampledBars, resample_bars, resample_minute_bars_for_labels
 from ml_factory.data.sessions import MarketSpec
-from ml_factory.datasets.store import DatasetStore
+from ml_factory.datasets.store import open_current_store
 from ml_factory.errors import SettingsError
 from ml_factory.progress import progress_phase
 from ml_factory.result import Result
@@ -33,8 +33,7 @@ from ml_factory.targets.barrier_search import (
 )
 from ml_factory.targets.make_labels import label_lives_to_the_vertical
 from ml_factory.targets.splits import SplitSpec, chronological_split
-from ml_factory.workflows.prepared_dataset import load_dataset
-from ml_factory.workflows.prove import stored_data_settings
+from ml_factory.workflows.prepared_dataset import load_dataset, stored_data_settings
 
 _log = logging.getLogger("ml_factory")
 SearchedLabelsRef = str | Path | SearchedLabelSpec
@@ -60,7 +59,7 @@ def search_barriers(
     """
     started, workspace, symbol = time.perf_counter(), Workspace(workspace), check_symbol(symbol)
     load_dataset(workspace, symbol, horizon)  # refuses bars or code that changed since they were prepared
-    store = DatasetStore.current(workspace.processed(symbol))
+    store = open_current_store(workspace, symbol)
     settings, market = stored_data_settings(store), MarketSpec.from_dict(store.facts["market"])
     spec = BarrierSearchSpec(settings.labels) if spec is None else spec
     spec = replace(spec, labels=replace(spec.labels, horizon=horizon))

@@ -106,14 +106,14 @@ def stack(
 
 def stack_run_settings(
     data: PreparedDataset, names: Sequence[str], bases: Sequence[str], folds: int, seed: int, quick: bool,
-    model_settings: Mapping[str, Mapping] | None = None,
+    model_settings: Mapping[str, Mapping],
 ) -> RunSettings:  # fmt: skip
     """Return the run settings of a stack of these models, whose artifacts have these hashes.
 
     model_settings : model -> its settings, for models that have any.
     """
     settings = (("base_models", list(names)), ("bases", list(bases)), ("folds", folds))
-    if own := {name: to_json_value(dict(given)) for name, given in (model_settings or {}).items() if given}:
+    if own := {name: to_json_value(dict(given)) for name, given in model_settings.items() if given}:
         settings = (*settings, ("model_settings", own))
     return RunSettings(data.symbol, data.horizon, "stack", "stack", check_seed(seed), quick, data.fingerprint, settings)
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ml_factory.argument_checks import check_horizon
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.datasets.preprocessing import FittedStep
 from ml_factory.errors import CheckpointError, FactoryError, SettingsError
@@ -23,7 +24,15 @@ from ml_factory.models.registry import build_model, check_registered_model_setti
 from ml_factory.models.tabular import feature_importance_table
 from ml_factory.process_identity import process_rank
 from ml_factory.result import Result
-from ml_factory.runs import FitCheckpoints, Run, RunOptions, history_log_steps, newest_run_folder, open_run
+from ml_factory.runs import (
+    FitCheckpoints,
+    Run,
+    RunOptions,
+    history_log_steps,
+    newest_run_folder,
+    open_run,
+    open_run_checkpoints,
+)
 from ml_factory.settings import QuickLimits, RunSettings, make_run_settings
 from ml_factory.storage.artifact_registry import Artifact, ArtifactRegistry
 from ml_factory.storage.workspace import Workspace, push_workspace_on_exit
@@ -142,22 +151,23 @@ def open_training(
     """Return the model that `train` fits with these arguments, not fitted yet, and the checkpoints of its run.
 
     Pass the model to `train(..., estimator=model)`. `load_latest_checkpoint(phase=f"train_{name}")` of the manager
-    finds the newest checkpoint of this run. States of `save_checkpoint`, also from a callback, are kept separately and
-    never change the resumed state. When the training has ended and its model is registered, its own
-    checkpoints are deleted.
+    finds the newest checkpoint of this training. States of `save_checkpoint`, also from a callback, are files of their
+    own and never change the resumed state; choose another phase name for them, since under the training's it is the
+    training's newest that is loaded. When the training has ended and its model is registered, its own checkpoints are
+    deleted.
     """
     workspace = Workspace(workspace)
     chosen = RunOptions.of(options, unused=("run", "source", "mirror", "on_status"))
     data, spec = _load_training(workspace, symbol, horizon, model, model_settings, chosen)
     run = newest_run_folder(workspace.results / symbol, spec.run_id, chosen.fresh)
-    manager = CheckpointManager(workspace.checkpoints_of(run.run_id), run=run.run_id, during_training=True)
-    return build_untrained_model(data, spec)[0], manager
+    return build_untrained_model(data, spec)[0], open_run_checkpoints(workspace, run, during_training=True)
 
 
 def _load_training(
     workspace: Workspace, symbol: str, horizon: int, model: str, model_settings: Mapping | None, options: RunOptions
 ) -> tuple[PreparedDataset, RunSettings]:  # fmt: skip
     """Return the certified data and the run settings of a training."""
+    check_horizon(horizon)  # before the model: the two are easily swapped
     settings = check_registered_model_settings(model, model_settings)
     data = load_data_of_run(workspace, symbol, horizon, options)
     spec = make_run_settings(

@@ -4,26 +4,26 @@ torchrun starts every process with the same command. Rank 0 holds the checkpoint
 predictions and report. The other ranks read the same data; a booster does not use them.
 """
 
-import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.interrupt import stop
+from ml_factory.lazy_module import LazyModule
 from ml_factory.models.registry import WITH_DATA, build_model, find_model_spec
 from ml_factory.process_identity import launched_by_torchrun, process_rank
 from ml_factory.settings import RunSettings
+
+device_module = LazyModule("ml_factory.training.device")  # torch comes with the networks only
 
 
 def broadcast_fit_decision(spec: RunSettings, fitting: bool = False) -> bool:
     """Return the decision of rank 0 whether a fit begins now, in all ranks; without other ranks, `fitting` itself."""
     if not launched_by_torchrun() or not find_model_spec(spec.model).windowed:
         return fitting
-    # torch comes with the networks only, and the processes meet where the training's device is chosen.
+    # The processes meet where the training's device is chosen.
     settings = {name: value for name, value in dict(spec.settings).items() if name not in WITH_DATA}
-    device = importlib.import_module("ml_factory.training.device").pick_device(
-        build_model(spec.model, **settings).settings
-    )
+    device = device_module.pick_device(build_model(spec.model, **settings).settings)
     return device.processes.broadcast({"fitting": fitting})["fitting"]
 
 

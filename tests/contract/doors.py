@@ -16,7 +16,7 @@ from ml_factory import argument_checks, cli, cli_output, notebook_panel, pipelin
 from ml_factory.argument_checks import check_horizon, check_seed, quick_from_environment
 from ml_factory.checkpoints import lease
 from ml_factory.checkpoints import schedule as compute_session
-from ml_factory.checkpoints.checkpoint_file import read_checkpoint, write_checkpoint
+from ml_factory.storage.checkpoint_file import read_checkpoint, write_checkpoint
 from ml_factory.checkpoints.lease import STALE_SECONDS, WATCH_SECONDS, LeaseTakenOverError, PhaseLease
 from ml_factory.code_fingerprint import is_user_code, user_code_hash
 from ml_factory.commands import recipes as recipe_commands
@@ -202,11 +202,9 @@ from ml_factory.workflows.folds import (
 from ml_factory.workflows.plan import RESERVE_SECONDS, FitCost
 from ml_factory.workflows.prepare import estimate_prepared_bytes
 from ml_factory.workflows.prepared_dataset import (
-    PreparedDataset, fit_dataset_preprocessing, load_dataset, resolve_dataset_settings,
+    PreparedDataset, fit_dataset_preprocessing, load_dataset, resolve_dataset_settings, stored_data_settings,
 )  # fmt: skip
-from ml_factory.workflows.prove import (
-    audit_prepared_files, describe_proof_of_store, find_certificates, stored_data_settings,
-)  # fmt: skip
+from ml_factory.workflows.prove import audit_prepared_files, describe_proof_of_store, find_certificates
 from ml_factory.workflows.train import build_untrained_model, check_given_estimator
 from tests.small_data import SMALL_DATA, SMALL_DATA_WORDS
 
@@ -254,7 +252,7 @@ if importlib.util.find_spec("torch"):  # `make matrix` has rows without it
         AdamW, optimizer_step_scalars, total_gradient_norm, warmup_cosine_learning_rate,
     )  # fmt: skip
     from ml_factory.training.optim import FIRST_SCALE, LEAST_SCALE, STEPS_TO_GROW, LossScaler
-    from ml_factory.training.state import BatchSampler, StreamSampler, micro_batch_size
+    from ml_factory.training.sampler import BatchSampler, StreamSampler, micro_batch_size
     from ml_factory.training.state import TrainingState, recompute_blocks
     from ml_factory.training.distributed import SyncBatchNorm2d
 

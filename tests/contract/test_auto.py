@@ -161,6 +161,7 @@ def test_killed_and_started_again_search_ends_as_an_uninterrupted_one(searched, 
     found = search(faulted, on_status=lines.append)
     pd.testing.assert_frame_equal(found.trials, searched[1].trials)
     assert found.trained_run_id == searched[1].trained_run_id and not any("folds" in one for one in lines)
+    assert lines[0] == f"Found auto on DEMO, horizon 5: 4 trials finished ({found.run_id}). Resumes from there."
     assert doors.count_trials(faulted, "DEMO") == counted + 2  # the last trial, and the training
     assert not [*faulted.checkpoints.rglob(f"{found.run_id}--trial_*"), *faulted.checkpoints.glob(f"{found.run_id}/*")]
     journal, content = found.path.with_name("journal.log"), found.path.read_bytes()
@@ -173,7 +174,9 @@ def test_killed_and_started_again_search_ends_as_an_uninterrupted_one(searched, 
     with pytest.raises(FactoryError, match=r"not JSON.*trials\.json"):
         doors.count_trials(faulted, "DEMO")
     search(faulted)
-    assert found.path.read_bytes() == content
+    written = found.path.stat().st_mtime_ns
+    search(faulted)  # which changes nothing
+    assert found.path.read_bytes() == content and found.path.stat().st_mtime_ns == written
 
 
 def test_trial_that_fails_is_recorded_and_the_search_continues_unless_all_fail(faulted):

@@ -15,7 +15,7 @@ from benchmarks.backtest import (
     random_market,
     vectorbt_run,
 )
-from ml_factory.errors import BarsError, SettingsError
+from ml_factory.errors import BarsError, FileError, SettingsError
 from ml_factory.evaluation.backtest import ContractSpec, CostSpec, TradingRule, contract_spec, run
 from ml_factory.evaluation.luck import sharpe_moments
 from tests.contract import doors
@@ -320,13 +320,17 @@ def test_contract_spec_of_share_coin_and_file_of_user(tmp_path):
     assert contract_spec("BTC-USD", tick=0.01).fee_rate == 0.001
     file = tmp_path / "contracts.json"
     facts = {"tick": 0.015625, "multiplier": 1000, "commission": 2}
-    file.write_text(json.dumps({"ZN": facts, "CL": {"commission": 0.25}, "XX": facts | {"calendar": "cme"}}))
+    file.write_text(
+        json.dumps({"ZN": facts, "CL": {"commission": 0.25}, "XX": facts | {"calendar": "cme"}}), "utf-8-sig"
+    )
     assert contract_spec("ZN", file=file).tick_value == contract_spec("XX", file=file).tick_value == 15.625
     assert contract_spec("ZN", file=file).calendar == "cme_rates"
     assert contract_spec("CL", file=file).commission == 0.25 and contract_spec("CL", file=file).multiplier == 1000
     assert contract_spec("CLZ24", file=file).commission == 0.25
     with pytest.raises(SettingsError, match="got ZN, CL, XX, wanted MES"):
         contract_spec("MES", file=file)
+    with pytest.raises(FileError, match="No such file"):
+        contract_spec("CL", file=tmp_path / "contract.json")
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,7 @@ def test_workspace_on_empty_machine_resumes_killed_training_bit_exact(machine, m
     assert pipeline.load_features(place, "MES").equals(features)
     stamps = {path: path.stat().st_mtime_ns for path in Workspace(place).processed("MES").rglob("*.npy")}
     went_on = train(place)
+    assert went_on.found.endswith("Resumes from there.")  # on an equal machine, by its record
     assert went_on.resumed_from in (1, 2)  # the last save, or the one before it, was up in time
     assert stamps and {path: path.stat().st_mtime_ns for path in stamps} == stamps  # downloaded once
 

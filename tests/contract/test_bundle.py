@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -125,7 +126,10 @@ def test_bundle_load_of_registered_model_or_other_state_raises(trained, bundle_f
     state = doors.deserialize_state(bundle_file("linear").read_bytes())
     whole = bundle_file("linear").read_bytes()
     changed = whole.replace(b'"temperature":', b'"temperaturf":', 1)
+    foreign = [doors.serialize_state(one) for one in ({"models": {}}, {"other": 1, "reference": None})]
+    hashed = [doors.serialize_state(state | {"content": one, "sha256": sha256(one).hexdigest()}) for one in foreign]
     for data, message in (
+        *((one, "bundle is damaged.*export it again") for one in hashed),
         (doors.serialize_state({name: state[name] for name in ("format", "content")}), "was changed, or is damaged"),
         (changed, "was changed, or is damaged"), (whole[:-100], "cut short"),
         (b"\xff" * 7 + b"\x7f" + whole[8:], "no bundle"),

@@ -89,7 +89,7 @@ def test_callback_with_log_steps_gets_the_mean_loss_since_its_last_call(prepared
         def log_steps(self, epoch, step, loss):
             self.append((epoch, step, loss))
 
-        def __call__(self, epoch, metrics):
+        def __call__(self, epoch, metrics, model):
             self.append((epoch, "end", metrics["train_loss"]))
 
     steps = Steps()
@@ -116,6 +116,8 @@ def test_open_training_returns_trained_model_and_checkpoints_of_same_run(prepare
     asked = {"symbol": "DEMO", "horizon": H, "model": "xgboost", "model_settings": SMALL["xgboost"]}
     model, ckpt_mgr = pipeline.open_training(prepared, **asked)
     assert ckpt_mgr.load_latest_checkpoint(phase="train_xgboost") is None  # the other run's is not taken
+
+    assert all(ckpt_mgr.save_checkpoint("mine", {"n": n}) for n in range(2))  # ML_FACTORY_SAVE_MINUTES reaches it
 
     class CustomCheckpoint:
         best_val_loss = float("inf")

@@ -52,14 +52,16 @@ def drawn(terminal: bool) -> str:
     with cli_output.cli_progress_bars("working", Console(file=written, force_terminal=terminal, width=120)):
         with progress_phase("features", 2_000) as done:
             done(500)
-        with progress_phase("labels 20", 3):
+        with progress_phase("labels [/20]", 3):
             pass
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written.getvalue())
 
 
 def test_cli_progress_on_terminal_shows_bar_with_rows_per_second_per_phase():
     output = drawn(terminal=True)
-    assert re.search(r"features: 2,000 of 2,000 rows, [\d,]+ a second", output) and "labels 20: 3 of 3 rows" in output
+    assert (
+        re.search(r"features: 2,000 of 2,000 rows, [\d,]+ a second", output) and "labels [/20]: 3 of 3 rows" in output
+    )
 
 
 def test_cli_progress_without_terminal_or_of_a_further_process_draws_no_bar(monkeypatch):
@@ -67,6 +69,12 @@ def test_cli_progress_without_terminal_or_of_a_further_process_draws_no_bar(monk
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     monkeypatch.setenv("RANK", "1")
     assert drawn(terminal=True) == ""
+
+
+def test_status_line_is_printed_as_it_is(capsys):
+    line = f"[linear, x] in /mnt/a[/old]/w :x: 12 {'word ' * 40}"
+    cli_output.print_status(line)
+    assert capsys.readouterr().err == f"{line}\n"
 
 
 # ---- mistakes ------------------------------------------------------------------------------------------------------
@@ -93,6 +101,7 @@ MISTAKES = {
     ("plan", "--units_per_hour", "0"): (2, "units_per_hour"),  # dashes are underscores
     ("predict", "--model", "xgbost"): (2, "did you mean 'xgboost'?"),
     ("predict", "--data", "none.csv"): (1, "No such file"),
+    ("predict", "--zone", "UTC"): (2, "is that of a file [bars]. got zone, wanted data"),
     ("export", "--horizon", "0"): (2, "HORIZON"), ("export", "--format", "zip"): (2, "zip"),
     ("audit", "--model", "xgbost"): (2, "did you mean 'xgboost'?"), ("audit", "--cuts", "0"): (2, "cuts"),
     ("prepare", "--horizon", "0"): (2, "HORIZON"), ("prepare", "--calendar", "moon"): (2, "calendar"),

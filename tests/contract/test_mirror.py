@@ -40,7 +40,7 @@ def in_bucket(address: str, folder: Path) -> Mirror:
     """A mirror whose bucket is read by this process: a child would import the client first."""
     mirror = Mirror(address, folder)
     mirror.remote = Bucket(address)
-    mirror.remote.may_drop_files = False
+    mirror.remote.is_mount = False
     return mirror
 
 
@@ -378,3 +378,13 @@ def test_file_that_ends_like_a_line_comes_back_whole_from_a_bucket(gcs_bucket, t
     Mirror(gcs_bucket, tmp_path / "here").push()
     Mirror(gcs_bucket, tmp_path / "there").pull()
     assert (tmp_path / "there" / "f.bin").read_bytes() == b"\n--x" + end
+
+
+def test_transfer_to_and_from_a_bucket_gives_signs_of_life(gcs_bucket, tmp_path):
+    signs, file = [], tmp_path / "large"
+    file.write_bytes(bytes(500_000))
+    bucket = Bucket(gcs_bucket, lambda: signs.append(file))
+    bucket.put("large", file)
+    uploaded = len(signs)
+    bucket.get("large", tmp_path / "copy", bucket.facts("large"))
+    assert 0 < uploaded < len(signs)

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from ml_factory import pipeline
-from ml_factory.errors import BarsError, FactoryError, NotPreparedError, WorkspaceError
+from ml_factory.errors import BarsError, FactoryError, NotPreparedError, SettingsError, WorkspaceError
 from ml_factory.storage.workspace import Workspace
 from tests.contract.doors import BASELINES, CURRENT, SUMMARY, ArtifactRegistry, DataSpec, LabelSpec, write_bars
 from tests.small_data import FEW_COLUMNS, SMALL_DATA
@@ -167,6 +167,8 @@ def test_pipeline_refused_requests_write_no_file(prepared):
         with pytest.raises(FactoryError) as refused:
             attempt(prepared)
         assert refused.value.next_step or refused.value.wanted
+    with pytest.raises(SettingsError, match="HORIZON"):
+        pipeline.train(prepared, "DEMO", "xgboost", H)
     assert content(prepared.root) == before and not list(prepared.results.rglob("*.json"))
 
 

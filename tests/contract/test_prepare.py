@@ -176,6 +176,9 @@ def test_train_predict_evaluate_on_five_minute_bars_check_bar_length(places, tmp
     late.reset_index().to_csv(newer, index=False)
     printed = pipeline.predict(places[5], "MES", 5, "linear", data=newer, bars=doors.RawBarSpec(stamp="end")).frame
     pd.testing.assert_frame_equal(printed, own)
+    newer.write_text(newer.read_text().replace("\n", "\nno,bar\n", 1))
+    skipping = doors.RawBarSpec(stamp="end", skip_bad=True)
+    pd.testing.assert_frame_equal(pipeline.predict(places[5], "MES", 5, "linear", data=newer, bars=skipping).frame, own)
     assert own.index[-1] == FIVE.index[-1] + pd.Timedelta(minutes=5)
     with pytest.raises(BarsError, match="off the 5-minute grid"):
         pipeline.predict(places[5], "MES", 5, "linear", data=places[1].raw_bars("MES"))

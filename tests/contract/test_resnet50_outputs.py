@@ -1,14 +1,16 @@
 """Where recipe resnet50 reads and writes: buckets, weights of a finished run, logs of several hosts."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
-from ml_factory.errors import FactoryError
-from ml_factory.recipes.shards import find_shards
+from ml_factory.errors import FactoryError, UnresponsiveMountError
+from ml_factory.recipes.shards import find_shards, index_shard
 from ml_factory.storage.workspace import Workspace
 from tests.contract import doors
 from tests.recipes.image_cases import settings_of, weights_of
@@ -82,6 +84,11 @@ def test_shards_of_a_bucket_are_read_through_few_copies_and_equal_local_ones(mac
         for (one, label), (other, wanted) in zip(pool.map(there.read, numbers), map(here.read, numbers), strict=True):
             assert np.array_equal(one, other) and label == wanted
     assert 0 < len(list((tmp_path / "one" / "ml_factory" / "shards").glob("*.tar"))) <= 2
+    silent = replace(find_shards(f"{bucket}/train")[0], remote=Mock(get=Mock(side_effect=UnresponsiveMountError("no"))))
+    silent.copy.unlink(missing_ok=True)
+    for read in (lambda: index_shard(silent), lambda: doors.ShardSamples([silent], 16, 3, 0).read(0)):
+        with pytest.raises(UnresponsiveMountError):
+            read()
 
 
 def test_each_host_of_a_slice_logs_to_its_own_file_and_the_first_writes_events(tmp_path, monkeypatch):

@@ -98,6 +98,13 @@ def test_trained_model_by_path_is_the_start_of_another_training(whole, tmp_path)
     assert again["accuracy"] == whole["accuracy"] and again["length"] == whole["length"]
 
 
+def test_model_whose_tokenizer_is_pure_python_is_trained(tmp_path):
+    for part in (t5.transformers.ByT5Tokenizer(), t5.new_t5(t5.t5_config("builtin:tiny", 384), 0).model):
+        part.save_pretrained(tmp_path / "byt5")
+    given = t5_settings(40, epochs=1) | {"model": str(tmp_path / "byt5")}
+    assert trained_t5(tmp_path, given)["pieces"] == 384
+
+
 def write_lines(path: Path) -> Path:
     """Lines of tinyshakespeare and of WikiText-2, in their order."""
     sources = {"shakespeare": ["tinyshakespeare"], "wikipedia": ["wikitext2_valid", "wikitext2_test"]}

@@ -40,7 +40,7 @@ def test_export_of_model_whose_data_is_another_or_looks_ahead_raises_and_leaves_
     pipeline.train(prepared, "DEMO", H, "linear", mirror="off", model_settings={"rounds": 5})
     failed = SimpleNamespace(passed=False, describe=lambda: "FAILED: 1 leaks")
     with monkeypatch.context() as patch, pytest.raises(FactoryError, match=r"reports a look-ahead.*FAILED"):
-        patch.setattr(export, "read_certificate", lambda path: failed)
+        patch.setattr(export, "stored_certificate", lambda *_: failed)
         pipeline.export(prepared, "DEMO", H, "linear", formats=("bundle",), out=tmp_path / "out")
     pipeline.prepare(
         prepared, "DEMO", (H,), settings=DataSpec(features=FeatureSpec(frames=(60,), families=("calendar",)))

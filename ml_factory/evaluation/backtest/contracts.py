@@ -12,11 +12,11 @@ from typing import Any
 
 import pandas as pd
 
-from ml_factory.argument_checks import DEMOS
+from ml_factory.argument_checks import DEMOS, check_file_exists, check_settings
 from ml_factory.data.rolls import parse_contract_code
 from ml_factory.data.sessions import resolve_market_spec
 from ml_factory.errors import BarsError, SettingsError
-from ml_factory.models.base import build_model_settings, check_settings
+from ml_factory.models.base import build_model_settings
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import parse_json
 
@@ -128,9 +128,10 @@ def _root_of_code(symbol: str) -> str:
 
 def _facts_in_file(path: Path, symbol: str) -> dict[str, Any]:
     """Read the facts of a symbol. Raises SettingsError for facts that no contract has, FileError for a missing file."""
+    content = files.read(check_file_exists(path, "JSON, facts by symbol"))
     try:
-        table = parse_json(files.read(path).decode("utf-8", errors="replace"))
-    except (ValueError, RecursionError) as error:
+        table = parse_json(content)
+    except ValueError as error:
         raise SettingsError("This file of contracts cannot be read", where=path, got=error, wanted="JSON") from None
     if not isinstance(table, dict) or not all(isinstance(facts, dict) for facts in table.values()):
         example = '{"CL": {"multiplier": 1000, "commission": 1.5}}'

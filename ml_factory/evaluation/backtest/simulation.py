@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from ml_factory.argument_checks import check_settings
 from ml_factory.data.resample import known_at_index, segments_of_bars, trading_intervals
 from ml_factory.data.sessions import (
     DAY_NS,
@@ -30,10 +31,8 @@ from ml_factory.evaluation.backtest.contracts import ContractSpec, contract_spec
 from ml_factory.evaluation.backtest.fill_kernel import END, EXITS, HOLE, ROLL, SESSION, STAY, simulate_fills_kernel
 from ml_factory.evaluation.intervals import FEWEST, newey_west_standard_error
 from ml_factory.evaluation.luck import sharpe_moments
-from ml_factory.models.base import check_settings
 
 NEVER = np.iinfo(np.int64).max
-NAN = float("nan")
 
 
 @dataclass(frozen=True)
@@ -288,15 +287,15 @@ def backtest_metrics(
     net, count = trades["net"].to_numpy(), len(trades)
     gains, losses = net[net > 0].sum(), -net[net < 0].sum()
     fall, length = drawdown(equity["equity"].to_numpy(), equity["session"].to_numpy())
-    mean = {name: float(trades[name].mean()) if count else NAN for name in ("gross", "cost")}
+    mean = {name: float(trades[name].mean()) if count else np.nan for name in ("gross", "cost")}
     return {
         "net": float(net.sum()), "gross": float(trades["gross"].sum()), "cost": float(trades["cost"].sum()),
         "net_ticks": float(net.sum() / tick_value), "net_percent": float(100 * net.sum() / notional),
         "sharpe": ratio * root, "sharpe_error": error * root,
         "drawdown": fall, "drawdown_sessions": length,
         "trades": count, "turnover": 2 * count / len(daily), "exposure": float((equity["position"] != 0).mean()),
-        "hit_rate": float((net > 0).mean()) if count else NAN,
-        "profit_factor": float(gains / losses) if losses > 0 else NAN,
+        "hit_rate": float((net > 0).mean()) if count else np.nan,
+        "profit_factor": float(gains / losses) if losses > 0 else np.nan,
         "break_even_ticks": mean["gross"] / tick_value, "cost_ticks": mean["cost"] / tick_value,
         "hole_exits": int((trades["exit"] == "hole").sum()), "roll_exits": int((trades["exit"] == "roll").sum()),
         "sessions": len(daily), "sessions_a_year": sessions_a_year,
@@ -325,7 +324,7 @@ def sharpe_ratio(returns: np.ndarray) -> tuple[float, float]:
     """
     ratio, _, _, count = sharpe_moments(returns)
     if count < FEWEST or np.isnan(ratio):
-        return ratio, NAN
+        return ratio, np.nan
     z = (returns - returns.mean()) / returns.std()
     return ratio, newey_west_standard_error(z - ratio / 2 * (z**2 - 1), 1)[0]
 
