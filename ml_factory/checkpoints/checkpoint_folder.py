@@ -1,5 +1,6 @@
-"""The checkpoint files of a workspace: checkpoints/RUN/PHASE.SLOT.ckpt, written in turn, the newest by (fence,
-sequence).
+"""The checkpoint files of a workspace: which are kept, the last and the best, and which is the newest.
+
+checkpoints/RUN/PHASE.SLOT.ckpt, written in turn; the newest by (fence, sequence).
 
 A phase has `keep` + 2 slots: the last `keep`, the best one, and the one that the next save is written to. Where the
 workspace is on a mount or in a bucket, these are the files of its local working copy, and `mirror` brings them there.

@@ -1,6 +1,7 @@
 """Options that several verbs share; a horizon and a seed are checked before a verb does anything."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,11 +10,12 @@ from cyclopts import Parameter
 
 from ml_factory.argument_checks import DEMO, check_file_exists, check_horizon, check_seed, quick_from_environment
 from ml_factory.cli_output import print_status
-from ml_factory.errors import NotPreparedError
+from ml_factory.errors import NotPreparedError, UnresponsiveMountError
 from ml_factory.models.registry import available_models
 from ml_factory.models.setting_names import parse_name_value_texts, parse_setting_value
 from ml_factory.own_modules import import_own_modules
-from ml_factory.storage.files import files
+from ml_factory.storage.files import files, remote_address
+from ml_factory.storage.mirror import open_mirror
 from ml_factory.storage.workspace import Workspace, check_symbol, workspace_symbols
 
 
@@ -64,11 +66,20 @@ class Place:
 
     def open(self, make: bool = False) -> Workspace:
         """Return the workspace. Raises NotPreparedError where the named folder does not exist, unless `make`."""
-        named = self.workspace and "://" not in self.workspace
-        if named and not make and not files.is_folder(Path(self.workspace).expanduser()):
+        if self.workspace and not make and not _is_there(self.workspace):
             raise NotPreparedError("No such workspace", where=self.workspace, next_step="check --workspace; "
                                    "python -m ml_factory prepare makes one")  # fmt: skip
         return Workspace(self.workspace)
+
+
+def _is_there(workspace: str) -> bool:
+    """Return False for a folder that does not exist; a mount is queried by a child process, a bucket not at all."""
+    address = remote_address(workspace)
+    if address is None:
+        return files.is_folder(Path(workspace).expanduser())
+    with suppress(UnresponsiveMountError):  # `Workspace` uses its copy then, or raises
+        return "://" in address or open_mirror(address).remote.exists()
+    return True
 
 
 @Parameter(name="*")
@@ -155,7 +166,7 @@ class BarFile:
         """Return the fields of a `RawBarSpec`. Raises SettingsError for columns that are not NAME=NAME, and FileError
         where there is no such file.
         """
-        if self.data is not None and "://" not in self.data:
+        if self.data is not None and remote_address(self.data) is None:  # else it is missed when it is fetched
             check_file_exists(Path(self.data).expanduser(), "one Parquet or CSV file")
         pairs = parse_name_value_texts(split_commas(self.columns), "--columns", "close=Schluss")
         return {name: value for name, value in vars(self).items() if name != "data"} | {"columns": tuple(pairs.items())}

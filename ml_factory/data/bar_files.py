@@ -13,7 +13,7 @@ import pandas as pd
 from ml_factory.argument_checks import check_file_exists
 from ml_factory.errors import BarsError
 from ml_factory.lazy_module import LazyModule
-from ml_factory.storage.files import mount_of
+from ml_factory.storage.files import remote_address
 
 mirror = LazyModule("ml_factory.storage.mirror")
 pyarrow = LazyModule("pyarrow")  # a service predicts without it
@@ -54,10 +54,8 @@ def read_bars_table(path: str | os.PathLike, *, copy: Path | None = None, skip_b
 
 def resolve_bars_file(source: str | os.PathLike) -> Path:
     """Return the local path of the user's file; one in a bucket or on a mount is downloaded."""
-    address = os.fspath(source) if "://" in os.fspath(source) else os.path.abspath(Path(source).expanduser())
-    if "://" in address or mount_of(address):
-        return mirror.fetch_file(address)
-    return Path(source).expanduser()
+    address = remote_address(source)
+    return Path(source).expanduser() if address is None else mirror.fetch_file(address)
 
 
 def _first_bytes(path: Path, local: Path) -> bytes:

@@ -11,7 +11,7 @@ from ml_factory.argument_checks import check_file_exists
 from ml_factory.errors import FileError, SettingsError
 from ml_factory.lazy_module import LazyModule
 from ml_factory.seeding import seeded_generator
-from ml_factory.storage.files import files
+from ml_factory.storage.files import files, remote_address
 from ml_factory.storage.mirror import fetch_file
 
 text_features, linear_model, tree = (
@@ -31,7 +31,8 @@ def read_labelled_texts(address: str) -> pd.DataFrame:
     address : a file, or gs://bucket/file.
     Raises SettingsError, FileError with the number of the first wrong line.
     """
-    path = fetch_file(address) if "://" in address else check_file_exists(Path(address).expanduser(), "one TSV file")
+    remote = remote_address(address)
+    path = fetch_file(remote) if remote else check_file_exists(Path(address).expanduser(), "one TSV file")
     rows = dict[str, list[str]]()
     try:
         header, *lines = files.read(path, 1 << 30).decode("utf-8-sig").split("\n")

@@ -51,14 +51,19 @@ class Tokenizer:
     def __init__(self, inner: Any):
         self.inner, self.end = inner, int(inner.eos_token_id)
         self.vocabulary, self.specials = dict(inner.get_vocab()), frozenset(inner.all_special_tokens)
-        backend = getattr(inner, "backend_tokenizer", None)
-        self.fingerprint = fingerprint_json(backend.to_str() if backend is not None else self.vocabulary)[:16]
+        self.fingerprint = tokenizer_fingerprint(inner)
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return int32 ids of each text, without special tokens."""
         # The tokenizer's own limit on lengths does not matter: texts are cut into sequences afterwards.
         ids = self.inner(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)
         return [np.asarray(one, np.int32) for one in ids["input_ids"]]
+
+
+def tokenizer_fingerprint(inner: Any) -> str:
+    """Return the hash of what decides the ids of a tokenizer of transformers; one in pure Python has its vocabulary."""
+    backend = getattr(inner, "backend_tokenizer", None)
+    return fingerprint_json(dict(inner.get_vocab()) if backend is None else backend.to_str())[:16]
 
 
 def byte_tokenizer() -> Tokenizer:

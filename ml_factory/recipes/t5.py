@@ -1,4 +1,4 @@
-"""recipe t5: a T5 that gives a text its label: read labelled texts, train on the project's loop, evaluate, write.
+"""recipe t5: a T5 that gives a text its label: read labelled texts, train its tokenizer and it, evaluate, write.
 
 B rows of a batch, T tokens of a text, C labels, L tokens of a label, V tokens of the vocabulary.
 """
@@ -29,7 +29,7 @@ from ml_factory.recipes.labelled_text import (
     split_by_blocks,
     unseen_rows,
 )
-from ml_factory.recipes.language_models import BUILTIN, Tokenizer, hub_errors, write_pretrained
+from ml_factory.recipes.language_models import BUILTIN, hub_errors, tokenizer_fingerprint, write_pretrained
 from ml_factory.recipes.run import Status, is_writing_process, open_recipe_run
 from ml_factory.storage.files import files
 from ml_factory.storage.json_values import fingerprint_json
@@ -216,7 +216,7 @@ def prepare_texts(
         ])
         for (name, part), own_NT in zip(parts.items(), np.split(tokens_NT, ends), strict=True)
     }  # fmt: skip
-    made_of = [{name: part.to_dict("list") for name, part in parts.items()}, Tokenizer(tokenizer).fingerprint]
+    made_of = [{name: part.to_dict("list") for name, part in parts.items()}, tokenizer_fingerprint(tokenizer)]
     return T5Data(parts, rows, labels, labels_CL, tokenizer, tokens_NT.shape[1], fingerprint_json(made_of)[:16])
 
 

@@ -321,6 +321,15 @@ def mount_of(path: str | os.PathLike) -> str | None:
     return _mount_of(os.path.abspath(path), _remote_mounts() | {os.path.abspath(folder) for folder in listed if folder})
 
 
+def remote_address(given: str | os.PathLike) -> str | None:
+    """Return the address of what is in a bucket (gs://…) or on a mount (an absolute path); None on a local disk."""
+    address = os.fspath(given)
+    if "://" in address:
+        return address
+    address = os.path.abspath(os.path.expanduser(address))
+    return address if mount_of(address) else None
+
+
 def _mount_of(path: str, tops: set[str], links: int = 0) -> str | None:
     """Return the one of `tops` that the path leads into; links on the way are followed, those inside a mount not."""
     names = path.split("/")

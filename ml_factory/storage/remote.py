@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from ml_factory import errors
@@ -228,6 +229,10 @@ class MountedFolder:
                             found[os.path.relpath(path, self._folder)] = _mounted_facts(facts)
         return found
 
+    def exists(self) -> bool:
+        """Return True where the address is a folder."""
+        return os.path.isdir(self._folder)
+
     def names(self) -> list[str]:
         """List what is right below the address."""
         with self._errors(""), suppress(FileNotFoundError):
@@ -332,9 +337,9 @@ class Bucket:
     def __init__(self, address: str, alive: Callable[[], object] = lambda: None):
         self._address, self._prefix = address, _prefix_of(address)
         self._files = _open_client()
-        # Called after each piece: 128 KiB of a download, 50 MiB of an upload.
-        progress = import_module_or_explain("fsspec.callbacks").Callback
-        self._progress = progress(hooks={"alive": lambda size, value: alive()})
+        # The client calls these after each piece: 128 KiB of a download, 50 MiB of an upload.
+        names = ("set_size", "absolute_update", "relative_update")
+        self._progress = SimpleNamespace(**dict.fromkeys(names, lambda size: alive()))
 
     def list_files(self, folder: str) -> dict[str, dict]:
         with self._errors(""):

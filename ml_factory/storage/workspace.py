@@ -1,4 +1,4 @@
-"""The user's folders: data/raw, data/processed, models, checkpoints and results under one root.
+"""The user's folders: data/raw, data/processed, models, checkpoints, results under one root; names of symbols.
 
 The root is the given one, else $ML_FACTORY_ROOT, else Google Drive on Colab, else `workspace` in the checkout, else
 `./workspace` when the library was installed without a checkout.
@@ -21,7 +21,7 @@ from ml_factory.errors import (
     did_you_mean,
 )
 from ml_factory.process_identity import process_rank
-from ml_factory.storage.files import files, mount_of
+from ml_factory.storage.files import files, remote_address
 from ml_factory.storage.mirror import open_mirror
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
@@ -101,7 +101,7 @@ class Workspace:
         if "://" not in text:
             text = os.path.abspath(Path(text).expanduser())
         self.address: str = text
-        self._mirror = open_mirror(text) if "://" in text or mount_of(text) else None
+        self._mirror = open_mirror(text) if remote_address(text) else None
         # A verb's own functions open its workspace again: what it has pulled is there.
         outer = root if isinstance(root, Workspace) and root._verb else None
         self._verb: list[str] = outer._verb if outer else []  # the outermost verb that runs on it

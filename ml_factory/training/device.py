@@ -1,4 +1,4 @@
-"""Compute devices: CPU, CUDA or XLA (a TPU, or XLA's CPU client), behind one interface.
+"""Compute devices behind one interface: CPU, CUDA, XLA (a TPU or its CPU client); gradients of all processes by DDP.
 
 torch_xla ends with 2.9; a successor for TPUs is one more class with the same interface.
 """

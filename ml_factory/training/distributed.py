@@ -1,4 +1,4 @@
-"""Several processes with torchrun: rank, sums, broadcasts and batch normalisation over all ranks; no-ops when alone."""
+"""Several processes with torchrun: rank, sums of losses, broadcasts, batch normalisation over all; no-ops alone."""
 
 import atexit
 import importlib

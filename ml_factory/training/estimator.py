@@ -1,4 +1,4 @@
-"""The estimator of networks: a network, windows and the training loop; and its export for other programs.
+"""The estimator of networks: network, windows and loop, in smaller parts where memory runs out; export of weights.
 
 B batch, T time steps, F features, C = 3 classes.
 """

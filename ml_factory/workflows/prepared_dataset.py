@@ -154,7 +154,7 @@ def load_dataset(workspace: Workspace | str | Path, symbol: str, horizon: int) -
     """
     workspace = Workspace(workspace)
     symbol, horizon = check_symbol(symbol), check_horizon(horizon)
-    store = open_current_store(workspace, symbol)
+    store = DatasetStore.current(workspace.processed(symbol))
     settings, prepared = store.facts["settings"], store.facts["raw"]["hash"]
     raw = workspace.raw_bars(symbol)
     prepare_again = f"run: python -m ml_factory prepare --symbol {symbol}; what was prepared before stays"

@@ -45,6 +45,16 @@ def test_prepare_with_hanging_data_file_raises_with_file_name(prepared_template,
     assert not prepared.raw_bars("MES").exists()
 
 
+@pytest.mark.parametrize("words", [["train"], ["prepare", "--data", "bars.csv"]])
+def test_command_on_drive_that_hangs_ends_with_one_line(words, drive, call):
+    folder = drive.path / "ml_factory"
+    folder.mkdir()
+    drive.hang()
+    words = [str(drive.path / word) if "." in word else word for word in words]
+    code, _, err = call(*words, "--workspace", folder, "--symbol", "MES")
+    assert code == 1 and "does not answer" in err, err
+
+
 def test_train_on_drive_that_hangs_in_the_middle_ends_and_copies_later(workspace, drive, caplog):
     def train(**more):
         return pipeline.train(

@@ -73,7 +73,7 @@ def test_calls_on_a_hanging_mount_fail_in_time_and_others_go_on(drive, tmp_path,
     thread = threading.Thread(target=ask)
     thread.start()
     held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1024)]  # a notebook may have many files open
-    assert remote.names() == ["hangs", "ws"]
+    assert remote.names() == ["hangs", "ws"] and remote.exists()
     for descriptor in held:
         os.close(descriptor)
     thread.join()
