@@ -6,9 +6,9 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.12 python3.13 python3.11,$(if 
 VENV ?= .venv
 PY := $(VENV)/bin/python
 QUICK ?= 1
-JOBS ?= 3
+WORKERS = $(or $(JOBS),2)
 COLAB ?= dist/colab
-SPREAD := -n $(JOBS) --dist loadfile --no-loadscope-reorder --timeout 600
+SPREAD = -n $(WORKERS) --dist loadfile --no-loadscope-reorder --timeout 600
 BENCH ?= pipeline backtest boosters checkpoints training export_data serving
 PART ?= slow contract notebooks peers browser dvc test-xla matrix
 
@@ -17,7 +17,6 @@ has_python = test -n "$(PYTHON)" || { echo "make $@: no Python 3.11 or newer fou
 again = $(MAKE)# by another name: a recipe that says $(MAKE) itself runs under `make -n`
 # The environment $(1) from the pins in requirements, files $(2) after each other; at once when they have not changed.
 environment = $(PYTHON) .ci/environment.py $(1) $(patsubst %,requirements/%.txt,$(2))
-
 # Values reach the shell through the environment, so that quotes and spaces in them are text.
 export COLAB OWNER ROWS BENCH PART JOBS
 
@@ -53,6 +52,7 @@ kernels: setup  ## compile numba's kernels once for this checkout
 	@$(PY) -c 'from ml_factory.data import sessions, synthetic; from ml_factory.features.build import build_features; \
 		bars = synthetic.synthetic_bars(days=15); build_features(bars, sessions.resolve_market_spec("DEMO", bars))'
 
+test: WORKERS = $(or $(JOBS),3)# tests wait for their children
 test: kernels  ## the tests, without whole notebooks and campaigns (`make soak`); ARGS='-k splits' goes to pytest
 	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest $(SPREAD) -m 'not notebooks and not soak' $(ARGS)
 
@@ -78,7 +78,7 @@ test-xla: setup  ## every network and the loop on a real XLA compiler (its CPU c
 	@$(has_python)
 	@$(call environment,.venv-xla,locked/xla)
 	@$(call environment,.venv-serve,locked/image)
-	@PJRT_DEVICE=CPU .venv-xla/bin/python -m pytest tests/xla -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@PJRT_DEVICE=CPU .venv-xla/bin/python -m pytest tests/xla -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lock:  ## the closures of development, XLA and the service's image, with hashes; ARGS="dev" for one, ARGS=--upgrade
 	@$(call environment,.venv-tools,tools)
