@@ -179,11 +179,14 @@ def progress_words(metrics: Mapping | None) -> str:
     return f"epoch {metrics['epochs']}, step {metrics['step']}" if "step" in metrics else "a checkpoint"
 
 
-def open_run_checkpoints(workspace: Workspace, run: "RunFolder", **options: Any) -> CheckpointManager:
-    """Open the checkpoints of this run, saved on the environment's schedule, and before this session ends."""
+def open_run_checkpoints(workspace: Workspace, run: "RunFolder", during_training: bool = False) -> CheckpointManager:
+    """Open the checkpoints of this run, saved on the environment's schedule, and before this session ends.
+
+    during_training : as of `CheckpointManager`.
+    """
     return CheckpointManager(
         workspace.checkpoints_of(run.run_id), checkpoint_minutes_from_environment(), run=run.run_id,
-        ending=is_session_ending, **options,
+        ending=is_session_ending, during_training=during_training,
     )  # fmt: skip
 
 

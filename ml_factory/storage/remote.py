@@ -231,7 +231,9 @@ class MountedFolder:
 
     def exists(self) -> bool:
         """Return True where the address is a folder."""
-        return os.path.isdir(self._folder)
+        with self._errors(""), suppress(FileNotFoundError):
+            return os.stat(self._folder).st_mode & 0o170000 == 0o040000
+        return False
 
     def names(self) -> list[str]:
         """List what is right below the address."""

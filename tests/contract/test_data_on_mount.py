@@ -45,11 +45,12 @@ def test_prepare_with_hanging_data_file_raises_with_file_name(prepared_template,
     assert not prepared.raw_bars("MES").exists()
 
 
+@pytest.mark.parametrize("fault", ["hang", "disconnect"])
 @pytest.mark.parametrize("words", [["train"], ["prepare", "--data", "bars.csv"]])
-def test_command_on_drive_that_hangs_ends_with_one_line(words, drive, call):
+def test_command_on_drive_that_is_gone_ends_with_one_line(words, fault, drive, call):
     folder = drive.path / "ml_factory"
     folder.mkdir()
-    drive.hang()
+    drive.strike(fault)
     words = [str(drive.path / word) if "." in word else word for word in words]
     code, _, err = call(*words, "--workspace", folder, "--symbol", "MES")
     assert code == 1 and "does not answer" in err, err

@@ -112,7 +112,7 @@ TORCH_NETS = {"__module__": "torch_nets", "width": 1}
         (lambda: _behind(Same), lambda: _behind(Bent)),
         (lambda: type("Net", (), TORCH_NETS), lambda: type("Net", (), TORCH_NETS | {"width": 2})),
     ],
-    ids=["the network behind", "a number closed over", "a layer beside it", "in a module of a name like torch"],
+    ids=["the network behind", "a number closed over", "a layer next to it", "in a module of a name like torch"],
 )
 def test_network_signature_depends_on_wrapped_network_and_arguments(one, other):
     assert doors.user_code_hash(one()) == doors.user_code_hash(one()) != doors.user_code_hash(other())
